@@ -2,7 +2,7 @@
 // is used.
 
 import { send } from "/ui/calls.js";
-import { button, doing, fill, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "/ui/dom.js";
+import { button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "/ui/dom.js";
 import { locale, named, t } from "/ui/strings.js";
 
 export const title = t("Accounts");
@@ -31,7 +31,7 @@ export function open(place, page) {
     if (letters.open) letters.ontoggle(); // there is another now
   });
   const form = h("form", { onsubmit: doing(trouble, async () => {
-    show(await send("POST", "accounts", Object.fromEntries(new FormData(form))), true);
+    show(await send("POST", "accounts", filled(form)), true);
     form.reset();
   }) },
     labelled(t("Email"), input("email", { required: true })),
@@ -55,7 +55,7 @@ function fillRow(row, one, act) {
 
 // What an account was mailed, asked for when it is opened; a letter leads to its story.
 function lettersOf(id, page) {
-  const list = h("ul", { class: "plain" });
+  const list = h("ul.plain");
   const opened = h("details", {}, h("summary", { text: t("show") }), list);
   opened.ontoggle = async () => {
     if (!opened.open) return;
@@ -66,7 +66,7 @@ function lettersOf(id, page) {
         h("span", { class: `status ${one.status}`, text: named(one.status) }), ` · ${when(one.at)}`)));
       if (!letters.length) list.append(h("li", { text: t("None is kept.") }));
     } catch (error) {
-      if (!page.signal.aborted) list.replaceChildren(h("li", { class: "problem", text: error.message }));
+      if (!page.signal.aborted) list.replaceChildren(h("li.problem", { text: error.message }));
     }
   };
   return opened;
@@ -76,16 +76,16 @@ function lettersOf(id, page) {
 
 function makeCollector(page) {
   const trouble = problem();
-  const waiting = h("p", { class: "facts", id: "collector" });
+  const waiting = h("p.facts", { id: "collector" });
   const budget = h("div", { id: "budget" });
   page.every(EVERY, async () => {
     const seen = await page.get("collector");
-    say(waiting, [
+    say(waiting, dotted([
       t("{0} activation and {1} recovery letters wait", number(seen.activations), number(seen.recoveries)),
       seen.oldest_seconds === null ? "" : t("the oldest for {0}", lasting(seen.oldest_seconds)),
       t("{0} held, as their account is suspended or has changed", number(seen.parked)),
       t("batches since this start: {0}, letters in them: {1}", number(seen.batches), number(seen.letters)),
-    ].filter(Boolean).join(" · "));
+    ]));
     showBudget(budget, seen.budget);
   }, trouble);
   return section(t("The collector"), waiting, budget, trouble);
@@ -98,7 +98,7 @@ function showBudget(place, budget) {
   }
   const used = budget.spent / budget.monthly;
   if (!place.querySelector("meter")) {
-    place.replaceChildren(h("p", {}, labelled(t("Used of the month's budget"), h("meter", { min: 0, max: 1 })), " ", h("span", { class: "said" })));
+    place.replaceChildren(h("p", {}, labelled(t("Used of the month's budget"), h("meter", { min: 0, max: 1 })), " ", h("span.said")));
   }
   place.querySelector("meter").value = used;
   const money = (value) => value.toLocaleString(locale, { minimumFractionDigits: 2, maximumFractionDigits: 2 });

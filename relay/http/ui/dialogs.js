@@ -1,6 +1,6 @@
 // Windows that ask: of the page itself, closed by Escape, gone when closed.
 
-import { button, doing, h, problem, say } from "/ui/dom.js";
+import { button, doing, filled, h, problem, say } from "/ui/dom.js";
 import { t } from "/ui/strings.js";
 
 // `fields`: elements; `act(values, going)` is called with what was filled in, and the window closes
@@ -8,7 +8,7 @@ import { t } from "/ui/strings.js";
 // by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.
 export function asking({ title, says, fields, does, act, keep = t("Cancel") }) {
   const trouble = problem();
-  const far = h("p", { class: "small" });
+  const far = h("p.small");
   const close = button(keep, () => dialog.close());
   const going = {
     tell: (text) => {
@@ -21,15 +21,15 @@ export function asking({ title, says, fields, does, act, keep = t("Cancel") }) {
     class: "asking",
     onsubmit: doing(trouble, async () => {
       try {
-        await act(Object.fromEntries(new FormData(form)), going);
+        await act(filled(form), going);
         dialog.close();
       } finally {
         say(far, "");
         say(close, keep);
       }
     }),
-  }, ...fields, h("p", { class: "bar" }, h("button", { class: "main", text: does }), close), far, trouble);
-  const dialog = h("dialog", { class: "asks", ariaLabel: title, onclose: () => dialog.remove() }, h("h2", { text: title }), says ? h("p", { class: "small", text: says }) : "", form);
+  }, ...fields, h("p.bar", {}, h("button.main", { text: does }), close), far, trouble);
+  const dialog = h("dialog.asks", { ariaLabel: title, onclose: () => dialog.remove() }, h("h2", { text: title }), says ? h("p.small", { text: says }) : "", form);
   document.body.append(dialog);
   dialog.showModal();
 }

@@ -3,12 +3,15 @@
 import { clock } from "/ui/calls.js";
 import { locale, t } from "/ui/strings.js";
 
+// `tag` with classes: "span.small".
 export function h(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const [kind, ...classes] = tag.split(".");
+  const made = document.createElement(kind);
+  if (classes[0]) made.className = classes.join(" ");
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "class") made.className = value;
+    else if (name === "class") made.className = [...classes, value].join(" ");
     else if (name === "text") made.textContent = value;
     else if (name in made && name !== "list" && name !== "form") made[name] = value;
     else made.setAttribute(name, value === true ? "" : value);
@@ -24,6 +27,12 @@ export const labelled = (text, control) => h("label", { text: `${text} ` }, cont
 // A field for what is no sentence: an address, a name.
 export const input = (name, properties) => h("input", { name, autocapitalize: "none", ...properties });
 
+// What there is to say, with a dot between each two.
+export const dotted = (said) => said.filter(Boolean).join(" · ");
+
+// What a form was filled with, by name.
+export const filled = (form) => Object.fromEntries(new FormData(form));
+
 export const button = (text, act, properties = {}) => h("button", { type: "button", text, onclick: act, ...properties });
 
 // A live region is read out when it changes, so it is changed only when it has to be.
@@ -32,7 +41,7 @@ export function say(place, text) {
   if (place.textContent !== wanted) place.textContent = wanted;
 }
 
-export const problem = () => h("p", { class: "problem", role: "alert" });
+export const problem = () => h("p.problem", { role: "alert" });
 
 // Change what is in `place`.  Where that takes what has the keyboard's focus away, what `next`
 // returns has it.
@@ -138,7 +147,7 @@ export class Table {
     this.cell = role === "table" ? "cell" : "gridcell";
     this.rows = new Map();
     this.body = h("tbody", { role: "rowgroup" });
-    this.none = h("p", { class: "none", text: none ?? t("None.") });
+    this.none = h("p.none", { text: none ?? t("None.") });
     this.element = h(
       "div",
       { class: "table", ...rest },
@@ -222,7 +231,7 @@ export class Pages {
     this.problem = problem();
     this.button = button(t("More"), doing(this.problem, () => this.more()));
     this.button.hidden = true;
-    this.element = h("p", { class: "more" }, this.button, this.problem);
+    this.element = h("p.more", {}, this.button, this.problem);
   }
 
   async start(path) {

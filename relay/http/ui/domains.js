@@ -2,7 +2,7 @@
 // publishes what its mail needs.
 
 import { get } from "/ui/calls.js";
-import { button, copyButton, doing, fill, h, input, problem, say, section, Table } from "/ui/dom.js";
+import { button, copyButton, doing, dotted, fill, h, input, problem, say, section, Table } from "/ui/dom.js";
 import { language, learn, spoken, t } from "/ui/strings.js";
 
 export const title = t("Domains");
@@ -15,7 +15,7 @@ const domainOf = (address) => address.slice(address.lastIndexOf("@") + 1).replac
 
 export function open(place, page) {
   const trouble = problem();
-  const facts = h("p", { class: "facts", id: "domain-facts" });
+  const facts = h("p.facts", { id: "domain-facts" });
   const hint = h("div", { hidden: true });
   const checked = h("div", { id: "domain-check", "aria-live": "polite" });
   const check = (name) => doing(trouble, async () => {
@@ -33,12 +33,12 @@ export function open(place, page) {
     const [info, settings, keys] = await Promise.all([get("info", options), get("settings", options), get(`keys?limit=${KEYS}`, options)]);
     const valueOf = (name) => settings.find((one) => one.name === name)?.value;
     const letters = valueOf("collector.sender") || `no-reply@${info.domains[0]}`;
-    say(facts, [
+    say(facts, dotted([
       info.smtp ? t("SMTP at {0}", info.smtp) : t("SMTP is not served here"),
       info.submission ? t("submission at {0}", info.submission) : "",
       info.capture ? t("mail for other domains is captured") : t("mail for other domains is refused"),
       valueOf("outbound.release_to").length ? t("released mail may go to {0}", valueOf("outbound.release_to").join(", ")) : t("no received mail may be released"),
-    ].filter(Boolean).join(" · "));
+    ]));
     const patterns = keys.filter((one) => !one.revoked_at).flatMap((one) => (one.from ?? []).filter((from) => from.includes("@")).map((from) => ({ from, owner: one.owner })));
     const own = new Set(info.domains);
     const names = [...new Set([...info.domains, domainOf(letters), ...patterns.map((one) => domainOf(one.from))])];
@@ -59,7 +59,7 @@ function showRecords(place, domain, records) {
   table.show(records, (one) => `${one.record} ${one.name}`, (row, one) => fill(row, [undefined, one.ok === null ? t("nobody can say") : one.ok ? t("yes") : t("no"), undefined, undefined, undefined]), (row, one) => {
     const text = (value) => (value ?? "").split("\n").flatMap((line, at) => (at ? [h("br"), line] : [line]));
     row.className = one.ok === null ? "unsaid" : one.ok ? "" : "wrong";
-    row.cells[0].append(one.record, h("br"), h("code", { class: "small", text: one.name }));
+    row.cells[0].append(one.record, h("br"), h("code.small", { text: one.name }));
     for (const at of [2, 3]) row.cells[at].dir = "ltr";
     if (one.found) row.cells[2].append(h("code", {}, text(one.found)));
     if (one.wanted) row.cells[3].append(h("code", {}, text(one.wanted)), " ", copyButton(one.wanted, t("the record")));

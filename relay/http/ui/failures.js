@@ -14,9 +14,9 @@ export const messages = (count) => (count === 1 ? t("1 message") : t("{0} messag
 export function makeFailures(page, changed) {
   const rows = new Map();
   const trouble = problem();
-  const done = h("p", { class: "small", role: "status" });
+  const done = h("p.small", { role: "status" });
   const list = h("ul", { id: "failures", ariaLabel: t("Failures by error, the most first") });
-  const none = h("p", { class: "none", hidden: true, text: t("Nothing failed.") });
+  const none = h("p.none", { hidden: true, text: t("Nothing failed.") });
 
   async function retry(group) {
     const [now] = await page.get(pathOf("failures", group));
@@ -39,9 +39,9 @@ export function makeFailures(page, changed) {
   }
 
   function makeRow(group) {
-    const link = h("a", { class: "subject", dir: "auto" });
-    return h("li", { class: "group" },
-      h("span", { class: "count" }), h("span", { class: "what" }, link, h("span", { class: "small" })),
+    const link = h("a.subject", { dir: "auto" });
+    return h("li.group", {},
+      h("span.count"), h("span.what", {}, link, h("span.small")),
       button(t("retry"), doing(trouble, () => retry(group)), { ariaLabel: t("Retry all to {0}: {1}", group.domain, group.error ?? "") }));
   }
 

@@ -42,12 +42,12 @@ export class MessageFrame {
   // `path`: of the message; `key`: hears the keys that are pressed in the frame.
   constructor(path, { key, tell }) {
     Object.assign(this, { path, key, tell });
-    this.bar = h("p", { class: "notice", id: "remote-images", hidden: true });
+    this.bar = h("p.notice", { id: "remote-images", hidden: true });
     this.frame = h("iframe", { title: t("The message as HTML"), id: "message-html", onload: () => this.loaded() });
     // No script, no form, no navigation of the page, no window.
     this.frame.setAttribute("sandbox", "allow-same-origin");
-    this.link = h("div", { id: "link-asked", class: "notice", role: "status", hidden: true });
-    this.element = h("div", { class: "framed" }, this.bar, this.frame, this.link);
+    this.link = h("div.notice", { id: "link-asked", role: "status", hidden: true });
+    this.element = h("div.framed", {}, this.bar, this.frame, this.link);
     this.wide = new ResizeObserver(() => this.room !== this.element.clientWidth && this.fit());
     this.wide.observe(this.element);
     this.show("blocked");
@@ -83,7 +83,7 @@ export class MessageFrame {
     this.bar.replaceChildren(
       h("span", { text: count === 1 ? t("1 remote image is not loaded.") : t("{0} remote images are not loaded.", count) }), " ",
       button(t("Load once"), () => this.show("loaded")), " ",
-      h("span", { class: "small", text: t("Your browser fetches them: their sender learns that you read.") }));
+      h("span.small", { text: t("Your browser fetches them: their sender learns that you read.") }));
     if (this.images === "loaded") this.tellMissing();
     this.shade(this.dark);
   }
@@ -152,7 +152,7 @@ export class MessageFrame {
     this.link.replaceChildren(
       host ? h("b", { text: host }) : "",
       h("code", { text: spelt(href) }),
-      h("span", { class: "bar" }, host ? h("a", { href, rel: "noopener noreferrer", target: "_blank", class: "button", text: t("Open in a new tab") }) : "", copyButton(spelt(href), t("the link")), close),
+      h("span.bar", {}, host ? h("a.button", { href, rel: "noopener noreferrer", target: "_blank", text: t("Open in a new tab") }) : "", copyButton(spelt(href), t("the link")), close),
     );
     this.link.hidden = false;
   }

@@ -43,7 +43,7 @@ function parted(place) {
 
 // `address`: an inbox that mail is to come to, or null.
 export function firstMail(address, page, signal) {
-  const place = h("section", { class: "hello", ariaLabel: t("Send the first mail") });
+  const place = h("section.hello", { ariaLabel: t("Send the first mail") });
   // Who has no credential has an address, and is told no more than where to send to it.
   const info = get(page.who === null ? "quota" : "info", { signal });
   info.then(
@@ -64,7 +64,7 @@ export function firstMail(address, page, signal) {
 function snippets(values, address, info, page) {
   const code = h("pre", { tabindex: "0", ariaLabel: t("The lines to copy") });
   const copy = h("span");
-  const names = h("div", { role: "group", ariaLabel: t("Client"), class: "tabs" });
+  const names = h("div.tabs", { role: "group", ariaLabel: t("Client") });
   const choose = (name, pressed) => {
     const text = SNIPPETS[name](values);
     for (const other of names.children) other.ariaPressed = String(other === pressed);
@@ -80,7 +80,7 @@ function snippets(values, address, info, page) {
     h("h3", { text: t("Send the first mail") }),
     h("p", {}, told(what, h("code", { text: `${values.host}:${values.port}` }), h("code", { text: address ?? "" }))),
     names,
-    h("div", { class: "snippet-code" }, code, copy),
+    h("div.snippet-code", {}, code, copy),
     (page.who ? page.may("send") : address) ? testMail(address, page) : "",
   ];
 }
@@ -98,7 +98,7 @@ function testMail(address, page) {
 // Who is not signed in is told how.
 export function howToSignIn() {
   const command = "relay open";
-  return h("section", { class: "hello", ariaLabel: t("Sign in or make an inbox") },
+  return h("section.hello", { ariaLabel: t("Sign in or make an inbox") },
     h("h3", { text: t("See all mail, or make an inbox") }),
     h("p", {}, told(t("To see all the mail of this relay, run {0} where it runs: it opens this page signed in. Or {1}."), h("span", {}, h("code", { text: command }), " ", copyButton(command, t("the command"))), h("a", { href: "#/signin", text: t("enter a token") }))),
     h("p", { text: t("Or create an inbox of your own: a disposable address, whose mail only this browser sees.") }));

@@ -13,7 +13,7 @@ const PLANS = ["free", "pro", "enterprise"];
 
 export function open(place, page) {
   const trouble = problem();
-  const made = h("p", { class: "facts", id: "key-made", role: "status" });
+  const made = h("p.facts", { id: "key-made", role: "status" });
   const table = new Table(t("API keys, newest first"), {
     owner: t("Owner"), scopes: t("Scopes"), plan: t("Plan"), senders: t("Sends from"), made: t("Made"), used: t("Last used"), ends: t("Ends"), command: t("Command"),
   }, { none: t("No key yet."), id: "keys" });
@@ -45,7 +45,7 @@ export function open(place, page) {
     }
   }) },
     labelled(t("Owner"), input("owner", { required: true })),
-    h("fieldset", {}, h("legend", { text: t("Scopes") }), SCOPES.map((name) => h("label", { class: "check", lang: "en" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
+    h("fieldset", {}, h("legend", { text: t("Scopes") }), SCOPES.map((name) => h("label.check", { lang: "en" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
     labelled(t("Plan"), h("select", { name: "plan" }, PLANS.map((name) => h("option", { value: name, text: name })))),
     labelled(t("From (empty: any address)"), input("from", { placeholder: t("own, @example.org, ann@example.com") })),
     asked,

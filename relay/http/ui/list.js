@@ -40,7 +40,7 @@ export class MessageList {
     this.picked = new Set();
     this.more = false;
     this.body = h("ul", { ariaLabel: label });
-    this.element = h("div", { id: "messages", class: "scroller" }, this.body);
+    this.element = h("div.scroller", { id: "messages" }, this.body);
     if (!picked) this.element.classList.add("unpicked");
     this.element.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.at = -1; // the row that j and k stand on
@@ -296,12 +296,12 @@ export class MessageList {
   }
 
   bare() {
-    const row = h("li", { class: "row" });
+    const row = h("li.row");
     row.append(
-      h("label", { class: "pick" }, h("input", { type: "checkbox", onclick: (pressed) => this.pick(row.dataset.id, pressed.target.checked, pressed.shiftKey) })),
-      h("span", { class: "from" }, h("span", { dir: "auto" }), h("span", { class: "to", dir: "ltr" })),
-      h("span", { class: "what" }, h("a", { class: "subject", dir: "auto" }), h("span", { class: "under" }, h("span", { class: "tags" }), h("span", { class: "snippet", dir: "auto" }))),
-      h("span", { class: "marks" }),
+      h("label.pick", {}, h("input", { type: "checkbox", onclick: (pressed) => this.pick(row.dataset.id, pressed.target.checked, pressed.shiftKey) })),
+      h("span.from", {}, h("span", { dir: "auto" }), h("span.to", { dir: "ltr" })),
+      h("span.what", {}, h("a.subject", { dir: "auto" }), h("span.under", {}, h("span.tags"), h("span.snippet", { dir: "auto" }))),
+      h("span.marks"),
       h("time", {}),
     );
     return row;
@@ -328,8 +328,8 @@ export class MessageList {
       marks.replaceChildren(...(item.otp ? [copied(item.otp, t("the code"), { class: "chip" })] : []));
       under.firstChild.replaceChildren(
         ...(item.has_attachments ? [clip()] : []),
-        ...tags.slice(0, TAGS).map((tag) => h("span", { class: "tag", text: tag })),
-        ...(tags.length > TAGS ? [h("span", { class: "tag", text: `+${tags.length - TAGS}`, title: tags.join(", ") })] : []),
+        ...tags.slice(0, TAGS).map((tag) => h("span.tag", { text: tag })),
+        ...(tags.length > TAGS ? [h("span.tag", { text: `+${tags.length - TAGS}`, title: tags.join(", ") })] : []),
       );
     }
     time.dateTime = item.received_at ?? "";

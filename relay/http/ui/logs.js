@@ -5,7 +5,7 @@
 //   #/logs?actor=NAME&level=LEVEL&text=WORDS        a word may be FIELD=VALUE
 
 import { ask, keepUp, linesIn, query } from "/ui/calls.js";
-import { button, h, labelled, number, problem, say, section, settled } from "/ui/dom.js";
+import { button, dotted, filled, h, labelled, number, problem, say, section, settled } from "/ui/dom.js";
 import { t } from "/ui/strings.js";
 
 export const title = t("Logs");
@@ -36,15 +36,15 @@ function selection(text) {
 
 export function open(place, page) {
   const trouble = problem();
-  const list = h("ol", { id: "lines", class: "lines", tabindex: "0", ariaLabel: t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
-  const count = h("p", { class: "facts", id: "line-count" }); // not read out: it never rests
+  const list = h("ol.lines", { id: "lines", tabindex: "0", ariaLabel: t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
+  const count = h("p.facts", { id: "line-count" }); // not read out: it never rests
   const story = h("p", { id: "log-story", hidden: true });
   const input = (name, text, properties) => h("label", { text: `${text} ` }, h("input", { name, autocapitalize: "none", spellcheck: false, ...properties }));
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
   const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => start()) },
     input("actor", t("Actor"), { placeholder: t("any") }), labelled(t("Level"), level), input("text", t("Text or message id"), { type: "search", placeholder: t("words, or event=relay.ready") }));
   const swap = button(t("hold still"), () => hold(!held), { id: "log-hold" });
-  place.append(section(t("Log"), form, h("p", { class: "bar" }, swap, h("span", { class: "small", text: t("A press of a field narrows to it; of an id, it tells its story.") })), story, count, trouble, list));
+  place.append(section(t("Log"), form, h("p.bar", {}, swap, h("span.small", { text: t("A press of a field narrows to it; of an id, it tells its story.") })), story, count, trouble, list));
 
   let waiting = [];
   let lost = 0;
@@ -76,7 +76,7 @@ export function open(place, page) {
     const most = Math.max(MOST, fresh.length);
     while (list.childElementCount > most) list.firstElementChild.remove();
     if (!list.childElementCount) say(count, t("No line yet."));
-    else say(count, [list.childElementCount === 1 ? t("1 line") : t("{0} lines", number(list.childElementCount)), lost ? t("{0} older ones were dropped", number(lost)) : ""].filter(Boolean).join(" · "));
+    else say(count, dotted([list.childElementCount === 1 ? t("1 line") : t("{0} lines", number(list.childElementCount)), lost ? t("{0} older ones were dropped", number(lost)) : ""]));
     lost = 0;
     if (atEnd) list.scrollTop = list.scrollHeight;
   }
@@ -85,7 +85,7 @@ export function open(place, page) {
     following?.abort();
     following = new AbortController();
     const { signal } = following;
-    const values = Object.fromEntries(new FormData(form));
+    const values = filled(form);
     const [actor, text] = [values.actor.trim(), values.text.trim()];
     history.replaceState(null, "", `#/logs${query({ actor, level: values.level === "info" ? "" : values.level, text })}`);
     waiting = [];

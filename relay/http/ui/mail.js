@@ -66,9 +66,9 @@ class Mail {
     this.reader = new Reader(this);
     this.tags = new Set();
     this.rail = makeRail(this);
-    this.middle = h("section", { class: "middle", ariaLabel: t("The inbox") });
+    this.middle = h("section.middle", { ariaLabel: t("The inbox") });
     this.toast = h("div", { id: "toast", role: "status" });
-    this.element = h("div", { class: "mail" });
+    this.element = h("div.mail");
     divide(this.element, [this.rail.element, this.middle, this.reader.place]);
     place.append(this.element, this.toast);
     keysOf(this, page.signal);
@@ -230,7 +230,7 @@ class Mail {
       act: async ({ tag }) => {
         if (items === this.list) await this.bulk(items, { add_tags: [tag] });
         else await this.each(items, async (item) => {
-          const now = await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { add_tags: [tag] });
+          const now = await this.change(item, { add_tags: [tag] });
           item.tags = now.tags;
           this.patch({ id: item.id, tags: now.tags });
         });
@@ -241,9 +241,13 @@ class Mail {
   }
 
   async untag(item, tag) {
-    item.tags = (await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { remove_tags: [tag] })).tags;
+    item.tags = (await this.change(item, { remove_tags: [tag] })).tags;
     this.patch({ id: item.id, tags: item.tags });
     this.rail.retag();
+  }
+
+  change(item, what) {
+    return send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, what);
   }
 
   tagsOf(id) {
@@ -291,7 +295,7 @@ class Mail {
       return;
     }
     await this.each(items, async (item) => {
-      await send("PATCH", `${base(this.mailboxOf(item))}/messages/${item.id}`, { is_read: isRead });
+      await this.change(item, { is_read: isRead });
       this.patch({ id: item.id, is_read: isRead });
     });
     this.rail.recount();
@@ -420,14 +424,14 @@ function makeRail(mail) {
   const rows = new Map();
   const body = h("ul", { id: "inboxes", ariaLabel: t("Live inboxes") });
   const folders = h("ul", { id: "folders", ariaLabel: t("All") });
-  const none = h("p", { class: "none", text: `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} ` });
+  const none = h("p.none", { text: `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} ` });
   // The narrowest screens show the inboxes alone, and the lines to copy stand in the list.
-  if (all) none.append(h("a", { class: "first", href: "#/mail/all", text: t("Send the first mail") }));
-  const quota = h("p", { class: "small" });
+  if (all) none.append(h("a.first", { href: "#/mail/all", text: t("Send the first mail") }));
+  const quota = h("p.small");
   const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), ariaLabel: t("Find an inbox"), oninput: settled(() => refresh()) });
   let [marked, unread, counting, again] = [null, 0, false, false];
 
-  const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b", { class: "badge", hidden: true })));
+  const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b.badge", { hidden: true })));
   const others = h("ul");
   const further = h("li", {}, h("details", {}, h("summary", { text: t("More tags") }), others));
   function showFolders() {
@@ -444,9 +448,9 @@ function makeRail(mail) {
   }
 
   const make = (one) => h("li", {}, h("a", { href: `#/mail/${part(one.address)}`, "data-key": one.address },
-    h("span", { class: "address", dir: "ltr", text: one.address, title: one.address }),
-    h("b", { class: "badge", hidden: true }),
-    h("span", { class: "small" }, h("span", { class: "left" }), h("span", { class: "count" }))));
+    h("span.address", { dir: "ltr", text: one.address, title: one.address }),
+    h("b.badge", { hidden: true }),
+    h("span.small", {}, h("span.left"), h("span.count"))));
   const fillRow = (row, one) => {
     const count = row.querySelector(".count");
     say(count, usage(one));
@@ -567,14 +571,14 @@ function makeRail(mail) {
     words.ariaPressed = String(await notify(!notifies()));
   }, { title: t("Say so when mail comes while this page is not looked at"), ariaPressed: String(notifies()) });
   const makes = page.who === null || page.may("read");
-  const element = h("section", { class: "rail", ariaLabel: t("Inboxes") },
-    h("div", { class: "scroller" },
-      makes ? form : h("p", { class: "small", text: t("A key makes and reads inboxes with the scope read, which this one has not.") }), trouble,
+  const element = h("section.rail", { ariaLabel: t("Inboxes") },
+    h("div.scroller", {},
+      makes ? form : h("p.small", { text: t("A key makes and reads inboxes with the scope read, which this one has not.") }), trouble,
       folders,
-      h("h2", { class: "small", text: t("Inboxes") }),
+      h("h2.small", { text: t("Inboxes") }),
       all ? search : null,
       body, none, pages.element, quota),
-    h("p", { class: "foot" }, button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", "Notification" in self ? words : ""));
+    h("p.foot", {}, button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", "Notification" in self ? words : ""));
   showFolders();
   recount();
   retag();
@@ -617,17 +621,17 @@ class List {
       tell: (text) => say(this.trouble, text),
       picked: at.key === "sent" ? undefined : () => this.showPicked(),
     });
-    this.empty = h("div", { class: "empty", hidden: true });
-    this.chosen = h("div", { class: "chosen", role: "group", ariaLabel: t("Chosen messages"), hidden: true });
+    this.empty = h("div.empty", { hidden: true });
+    this.chosen = h("div.chosen", { role: "group", ariaLabel: t("Chosen messages"), hidden: true });
     const { address, tag } = at;
     this.hits = h("span", { role: "status" });
     this.heading = h("h2", { tabindex: "-1" }, address
       ? [h("output", { id: "address", text: address }), " ", copyButton(address, t("the address"))]
       : tag ? h("span", { text: `# ${tag}`, dir: "auto" }) : at.key === "sent" ? t("Sent") : t("All mail"));
-    const said = h("p", { class: "small" }, this.expires, this.stream, this.hits, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
+    const said = h("p.small", {}, this.expires, this.stream, this.hits, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
     mail.middle.append(
-      h("div", { class: "top" },
-        h("div", { class: "bar" }, h("a", { class: "back", href: "#/mail", text: t("‹ Inboxes") }), this.heading, address ? "" : said),
+      h("div.top", {},
+        h("div.bar", {}, h("a.back", { href: "#/mail", text: t("‹ Inboxes") }), this.heading, address ? "" : said),
         address ? said : "", this.field, this.terms,
         this.trouble),
       this.empty,
@@ -832,9 +836,9 @@ class List {
     this.rows.element.hidden = empty;
     this.emptyFor = state;
     if (!empty) return;
-    if (this.q) this.empty.replaceChildren(h("p", { class: "none", role: "status", text: this.wrong || (open ? t("No message matches: a quotation mark is not closed.") : t("No message matches.")) }));
-    else if (this.at.key === "sent") this.empty.replaceChildren(h("p", { class: "none", text: t("Nothing was sent yet.") }));
-    else if (this.at.tag) this.empty.replaceChildren(h("p", { class: "none", text: t("No message has this tag.") }));
+    if (this.q) this.empty.replaceChildren(h("p.none", { role: "status", text: this.wrong || (open ? t("No message matches: a quotation mark is not closed.") : t("No message matches.")) }));
+    else if (this.at.key === "sent") this.empty.replaceChildren(h("p.none", { text: t("Nothing was sent yet.") }));
+    else if (this.at.tag) this.empty.replaceChildren(h("p.none", { text: t("No message has this tag.") }));
     else this.empty.replaceChildren(firstMail(this.at.address ?? null, this.page, this.signal));
   }
 

@@ -20,9 +20,9 @@ export function open(place, page) {
   const { signal } = page;
   const trouble = problem(); // of a command
   const outage = problem(); // of a look
-  const attention = h("ul", { class: "attention", ariaLabel: t("What needs attention") });
-  const news = h("p", { class: "unseen", role: "status" });
-  const counts = h("p", { class: "facts", id: "counts" });
+  const attention = h("ul.attention", { ariaLabel: t("What needs attention") });
+  const news = h("p.unseen", { role: "status" });
+  const counts = h("p.facts", { id: "counts" });
   const flow = makeFlow();
   const plots = {
     received: new Plot(t("Received"), rate),
@@ -32,7 +32,7 @@ export function open(place, page) {
     errors: new Plot(t("Failures"), (value) => `${whole(value)} %`),
   };
   const all = Object.values(plots);
-  const spans = h("p", { class: "bar", role: "group", ariaLabel: t("How far back") }, Object.entries(SPANS).map(([hours, text]) =>
+  const spans = h("p.bar", { role: "group", ariaLabel: t("How far back") }, Object.entries(SPANS).map(([hours, text]) =>
     button(text, (pressed) => choose(Number(hours), pressed.currentTarget), { ariaPressed: String(hours === "1") })));
   const choose = (hours, pressed) => {
     for (const one of spans.children) one.ariaPressed = String(one === pressed);
@@ -46,7 +46,7 @@ export function open(place, page) {
   place.append(
     section(t("Attention"), attention, news, trouble, outage),
     section(t("Mail in flight"), flow.element),
-    section(t("Traffic"), h("div", { class: "bar" }, counts, h("span", { class: "space" }), spans), h("div", { class: "plots" }, all.map((plot) => plot.element))),
+    section(t("Traffic"), h("div.bar", {}, counts, h("span.space"), spans), h("div.plots", {}, all.map((plot) => plot.element))),
     section(t("Supervision"), tree.element, menu),
   );
 
@@ -119,7 +119,7 @@ function showAttention(list, news, concerns, resume) {
     else item.firstChild.removeAttribute("href");
     if ((item.dataset.command ?? "") === (one.command ?? "")) return;
     item.dataset.command = one.command ?? "";
-    item.replaceChildren(item.firstChild, ...(one.command ? [h("span", { class: "mends" }, h("code", { text: one.command }), copyButton(one.command, t("the command")),
+    item.replaceChildren(item.firstChild, ...(one.command ? [h("span.mends", {}, h("code", { text: one.command }), copyButton(one.command, t("the command")),
       / resume\b/.test(one.command) ? button(named("resume"), resume(one), { class: "copy", ariaDescription: one.text }) : "")] : []));
   });
   const about = wanted.map((one) => one.text.replace(/\d+/g, "")).join();
@@ -173,15 +173,15 @@ function makeFlow() {
     return made;
   };
   // An actor leads to its row in the tree, or to the view of what it has; what is none to a view.
-  const row = (label, names, ...more) => h("div", {}, h("ol", { class: "flow", "aria-label": label }, names.map(([name, counter, view, text]) => {
+  const row = (label, names, ...more) => h("div", {}, h("ol.flow", { ariaLabel: label }, names.map(([name, counter, view, text]) => {
     const waits = h("small");
     const head = h("b", { text: text ?? name });
-    const item = h("li", {}, counter ? edge(counter) : "", h("a", { class: "station", href: `#/${view ?? `now/${name}`}` }, head, waits));
+    const item = h("li", {}, counter ? edge(counter) : "", h("a.station", { href: `#/${view ?? `now/${name}`}` }, head, waits));
     stations[name] = { item, head, waits, actor: !text };
     return item;
   })), ...more);
   const again = edge("deferred", "again");
-  const legend = h("p", { class: "small" });
+  const legend = h("p.small");
   const element = h("div", { id: "flow" },
     row(t("Mail that comes in"), [["ingest"], ["writer", "received"], ["summariser", "parsed"], ["list", "parsed", "mail/all", t("mailboxes")]]),
     row(t("Mail that leaves"), [["queue", "", "queue/queued", t("queue")], ["claimer", "claimed"], ["sender", "claimed", "queue/processing"], ["out", "sent", "queue/sent", t("out")]], again),
@@ -342,7 +342,7 @@ function showMenu(menu, node, pressed, trouble, command) {
     if (verb !== "restart") return doing(trouble, () => command(node.name, verb))(chosen);
     asking({ title: t("Restart {0}?", node.name), says: t("What it has in hand is finished first; what waits is kept."), fields: [], does: t("Restart"), act: () => command(node.name, verb) });
   }));
-  menu.replaceChildren(h("b", { text: node.name }), h("span", { class: "small", text: policy(node) }), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
+  menu.replaceChildren(h("b", { text: node.name }), h("span.small", { text: policy(node) }), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
   menu.ariaLabel = t("Commands for {0}", node.name);
   menu.role = "dialog";
   menu.showPopover({ source: pressed });

@@ -39,7 +39,7 @@ export function palette(page) {
   const show = (items) => {
     known = items;
     found.replaceChildren(...items.map((one, index) => h("li", { id: `found-${index}`, role: "option", onclick: () => choose(one) },
-      h("span", { class: "kind", text: one.kind }), h("span", { class: "name", dir: "auto", text: one.title }), one.says ? h("span", { class: "small", dir: "auto", text: one.says }) : "")));
+      h("span.kind", { text: one.kind }), h("span.name", { dir: "auto", text: one.title }), one.says ? h("span.small", { dir: "auto", text: one.says }) : "")));
     stand(0);
   };
   const here = (wanted) => {

@@ -24,7 +24,7 @@ export function divide(place, panes) {
 
 function bar(place, { name, label, least, most, usual }) {
   let width = Number(recall(KEPT)?.[name]) || usual;
-  const made = h("div", { class: "divider", role: "separator", tabindex: "0", "aria-orientation": "vertical", ariaLabel: label, "aria-valuemin": least, "aria-valuemax": most });
+  const made = h("div.divider", { role: "separator", tabindex: "0", "aria-orientation": "vertical", ariaLabel: label, "aria-valuemin": least, "aria-valuemax": most });
   const set = (wanted) => {
     width = Math.round(Math.max(least, Math.min(most, wanted)));
     place.style.setProperty(name, `${width}px`);

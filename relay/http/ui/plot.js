@@ -22,7 +22,7 @@ export class Plot {
     this.line = this.svg.appendChild(document.createElementNS(NS, "path"));
     this.svg.addEventListener("pointermove", (moved) => this.tell(moved));
     this.svg.addEventListener("pointerleave", () => this.draw());
-    this.element = h("figure", { class: "plot" }, h("figcaption", {}, h("span", { text: title }), this.now, this.most), this.svg);
+    this.element = h("figure.plot", {}, h("figcaption", {}, h("span", { text: title }), this.now, this.most), this.svg);
   }
 
   // What the relay has kept, in place of what was seen meanwhile.

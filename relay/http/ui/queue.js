@@ -7,7 +7,7 @@
 //   #/queue/ID               a message, as links from elsewhere say it
 
 import { clock, query, send } from "/ui/calls.js";
-import { arrange, button, doing, fill, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "/ui/dom.js";
+import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "/ui/dom.js";
 import { asking } from "/ui/dialogs.js";
 import { makeFailures, messages } from "/ui/failures.js";
 import { divide } from "/ui/panes.js";
@@ -56,25 +56,25 @@ class Queue {
     this.heading = h("h2", { tabindex: "-1" });
     this.list = h("ul", { "aria-labelledby": "queue-heading" });
     this.heading.id = "queue-heading";
-    this.none = h("p", { class: "none", hidden: true });
+    this.none = h("p.none", { hidden: true });
     this.pages = new Pages(page.list, (items, fresh) => this.show(items, fresh));
     this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.refresh()) },
       input("recipient", { placeholder: t("an address"), ariaLabel: t("Recipient") }),
       input("domain", { placeholder: t("a domain"), ariaLabel: t("Destination") }),
       input("tag", { placeholder: t("a tag"), ariaLabel: t("Tag") }),
       h("select", { name: "priority", ariaLabel: t("Priority") }, h("option", { value: "", text: t("any priority") }), ["high", "normal", "bulk"].map((value) => h("option", { value, text: named(value) }))));
-    this.done = h("p", { class: "small", role: "status" });
-    this.acts = h("div", { class: "bar", id: "acts", role: "group", ariaLabel: t("With all of the list") });
-    this.scroller = h("div", { id: "outbound", class: "scroller", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
-    const middle = h("section", { class: "middle", ariaLabel: t("Messages") },
-      h("div", { class: "top" }, h("div", { class: "bar" }, h("a", { class: "back", href: "#/queue", text: t("‹ States") }), this.heading, h("span", { class: "space" }), this.acts), this.filter, this.done, this.trouble, this.outage),
+    this.done = h("p.small", { role: "status" });
+    this.acts = h("div.bar", { id: "acts", role: "group", ariaLabel: t("With all of the list") });
+    this.scroller = h("div.scroller", { id: "outbound", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
+    const middle = h("section.middle", { ariaLabel: t("Messages") },
+      h("div.top", {}, h("div.bar", {}, h("a.back", { href: "#/queue", text: t("‹ States") }), this.heading, h("span.space"), this.acts), this.filter, this.done, this.trouble, this.outage),
       this.scroller);
     this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
-    this.overview = h("div", { class: "overview" }, h("a", { class: "back", href: "#/queue", text: t("‹ States") }),
+    this.overview = h("div.overview", {}, h("a.back", { href: "#/queue", text: t("‹ States") }),
       page.may("admin") ? makeState(page) : "", makeSuppressions(page));
-    const reader = h("section", { class: "reader", ariaLabel: t("The story") }, this.story, this.overview);
+    const reader = h("section.reader", { ariaLabel: t("The story") }, this.story, this.overview);
     addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
-    this.element = h("div", { class: "mail queue" });
+    this.element = h("div.mail.queue");
     divide(this.element, [this.rail.element, middle, reader]);
   }
 
@@ -135,7 +135,7 @@ class Queue {
   }
 
   get wanted() {
-    return { ...Object.fromEntries(new FormData(this.filter)), status: this.key === "all" ? "" : this.key };
+    return { ...filled(this.filter), status: this.key === "all" ? "" : this.key };
   }
 
   get path() {
@@ -149,7 +149,7 @@ class Queue {
     const { [verb]: count } = await this.page.get(`${path}${query(wanted)}`);
     if (!count) throw new Error(t("There is none with which that may be done."));
     const does = { retry: t("Retry {0}", messages(count)), hold: t("Hold {0}", messages(count)), cancel: t("Cancel {0}", messages(count)) }[verb];
-    const which = [LISTS[this.key], wanted.recipient, wanted.domain, wanted.tag, wanted.priority && named(wanted.priority)].filter(Boolean).join(" · ");
+    const which = dotted([LISTS[this.key], wanted.recipient, wanted.domain, wanted.tag, wanted.priority && named(wanted.priority)]);
     asking({ title: `${does}?`, says: `${which}. ${SAYS[verb]()}`, fields: [], does, keep: t("Change nothing"), act: async () => {
       const { count: changed } = await send("POST", `${path}/${verb}${query(wanted)}`);
       say(this.done, t("{0} changed.", messages(changed)));
@@ -206,9 +206,9 @@ class Queue {
   }
 }
 
-const makeRow = (one) => h("li", { class: "row" },
-  h("span", { class: "state" }), h("span", { class: "from", dir: "auto" }),
-  h("span", { class: "what" }, h("a", { class: "subject", dir: "auto" }), h("span", { class: "snippet" })),
+const makeRow = (one) => h("li.row", {},
+  h("span.state"), h("span.from", { dir: "auto" }),
+  h("span.what", {}, h("a.subject", { dir: "auto" }), h("span.snippet")),
   h("time", { dateTime: one.created_at, title: when(one.created_at) }));
 
 function fillRow(row, one, href) {
@@ -218,7 +218,7 @@ function fillRow(row, one, href) {
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
   say(from, from.title = whose(one.recipient));
   say(subject, what.title = titled(one.subject, one.id));
-  say(snippet, [one.error && (spoken(one.error) ?? one.error), one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""].filter(Boolean).join(" · "));
+  say(snippet, dotted([one.error && (spoken(one.error) ?? one.error), one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""]));
   snippet.title = one.error ?? "";
   if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);
   say(time, since(one.created_at));
@@ -229,14 +229,14 @@ function fillRow(row, one, href) {
 function makeRail(page) {
   const links = new Map();
   const entry = (key, text) => {
-    const link = h("a", { href: `#/queue/${key}`, "data-key": key }, h("span", { text }), h("span", { class: "count" }));
+    const link = h("a", { href: `#/queue/${key}`, "data-key": key }, h("span", { text }), h("span.count"));
     links.set(key, link);
     return h("li", {}, link);
   };
   const states = h("ul", { id: "states", ariaLabel: t("States") }, STATES.map((key) => entry(key, LISTS[key])));
   const trouble = problem();
-  const body = h("div", { class: "scroller" }, states, h("ul", {}, entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
-  const element = h("section", { class: "rail", ariaLabel: t("States of the queue") }, body);
+  const body = h("div.scroller", {}, states, h("ul", {}, entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
+  const element = h("section.rail", { ariaLabel: t("States of the queue") }, body);
   // How many its list shows; "+": more than are counted.
   const tally = async () => {
     const found = await page.get("outbound/counts");
@@ -246,7 +246,7 @@ function makeRail(page) {
   };
   let refresh = tally;
   if (page.may("admin")) {
-    const paused = h("span", { class: "held" });
+    const paused = h("span.held");
     const turn = async () => show(await send("POST", `queue/${swap.dataset.verb}`));
     const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? turn() : asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), fields: [], does: t("Pause"), act: turn })), { hidden: true });
     const show = (queue) => {
@@ -255,7 +255,7 @@ function makeRail(page) {
       swap.dataset.verb = queue.paused ? "resume" : "pause";
       say(swap, queue.paused ? t("resume all") : t("pause all"));
     };
-    element.append(h("div", { class: "foot bar" }, swap, paused, trouble));
+    element.append(h("div.foot.bar", {}, swap, paused, trouble));
     refresh = async () => show((await Promise.all([page.get("queue"), tally()]))[0]);
   }
   page.every(EVERY, refresh); // that it fails says the look at the list
@@ -270,17 +270,17 @@ function makeRail(page) {
 function makeState(page) {
   const outage = problem(); // of a look
   let looked = 0; // ms: at the destinations, which counts thousands
-  const counts = h("p", { class: "facts", id: "queue-state" });
+  const counts = h("p.facts", { id: "queue-state" });
   const routes = h("datalist", { id: "routes" });
   const held = new Table(t("Destinations: what is unfinished, what went in the last hour, and the gates of this node"), { destination: t("Destination"), unfinished: t("Unfinished"), went: t("Sent"), lost: t("Failed"), returned: t("Bounced") }, { none: t("No mail."), id: "destinations" });
   const show = (queue) => {
     const each = (counted) => Object.entries(counted).map(([name, count]) => `${number(count)} ${named(name)}`).join(", ") || t("nothing");
-    say(counts, [
+    say(counts, dotted([
       queue.paused ? t("Paused") : "",
       `${number(queue.queued)} ${named("queued")} (${each(queue.by_priority)})`, t("{0} due", number(queue.due)), `${number(queue.processing)} ${named("processing")}`, `${number(queue.held)} ${named("held")}`,
       queue.oldest_due_seconds === null ? "" : t("the oldest due for {0}", lasting(queue.oldest_due_seconds)),
       t("in the last hour {0}", each(queue.last_hour)),
-    ].filter(Boolean).join(" · "));
+    ]));
   };
   page.every(EVERY, async () => {
     await learn("queue");
@@ -298,9 +298,9 @@ function makeState(page) {
       fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${number(count)}${at === 1 ? pace : ""}`))]);
       const reason = one.reason && (spoken(one.reason) ?? one.reason);
       const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
-      say(row.cells[0].lastChild, gate.filter(Boolean).join(" · "));
+      say(row.cells[0].lastChild, dotted(gate));
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
-    }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div", { class: "small" })));
+    }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div.small")));
   }, outage);
   const flush = h("form", { onsubmit: doing(outage, async () => {
     const [domain, route] = ["domain", "route"].map((name) => flush.elements[name].value.trim());
@@ -311,7 +311,7 @@ function makeState(page) {
       act: async () => say(done, t("{0} due now.", messages((await send("POST", path)).count))) });
   }) }, labelled(t("Deferred mail to"), input("domain", { placeholder: t("any domain") })),
     labelled(t("By the route"), input("route", { placeholder: t("any route"), list: "routes" })), routes, h("button", { text: t("Try it now") }));
-  const done = h("p", { class: "small", role: "status" });
+  const done = h("p.small", { role: "status" });
   return section(t("The whole queue"), h("h2", { text: t("The whole queue") }), counts, outage, flush, done, held.element);
 }
 
@@ -327,7 +327,7 @@ function makeSuppressions(page) {
     }), { ariaDescription: one.address })), first);
   const pages = new Pages(page.list, (items) => items.forEach((one) => add(one, false)));
   const form = h("form", { onsubmit: doing(trouble, async () => {
-    add(await send("POST", "suppressions", Object.fromEntries(new FormData(form))), true);
+    add(await send("POST", "suppressions", filled(form)), true);
     form.reset();
   }) },
     labelled(t("Address"), input("address", { required: true })),

@@ -28,10 +28,10 @@ export class Reader {
     this.mail = mail;
     this.trouble = problem();
     this.element = h("article", { id: "message", "aria-labelledby": "message-subject", hidden: true });
-    this.none = h("p", { class: "none", text: t("Choose a message to read it.") });
-    this.back = h("a", { class: "back", text: t("‹ Back") });
-    this.near = [[t("Newer"), "k"], [t("Older"), "j"]].map(([text, key], at) => h("a", { text: "↑↓"[at], ariaLabel: text, hidden: true, class: "button", title: `${text} (${key})` }));
-    this.place = h("section", { class: "reader", ariaLabel: t("Reader") }, this.trouble, this.none, this.element);
+    this.none = h("p.none", { text: t("Choose a message to read it.") });
+    this.back = h("a.back", { text: t("‹ Back") });
+    this.near = [[t("Newer"), "k"], [t("Older"), "j"]].map(([text, key], at) => h("a.button", { text: "↑↓"[at], ariaLabel: text, hidden: true, title: `${text} (${key})` }));
+    this.place = h("section.reader", { ariaLabel: t("Reader") }, this.trouble, this.none, this.element);
     this.reading = null;
   }
 
@@ -119,7 +119,7 @@ export class Reader {
   tagged(message) {
     const place = h("span", { id: "message-tags" });
     const fill = this.retag = () => place.replaceChildren(
-      ...message.tags.map((tag) => h("span", { class: "tag" }, h("span", { text: tag, dir: "auto" }), button("×", doing(this.trouble, () => this.mail.untag(message, tag).then(fill)), { ariaLabel: t("Remove the tag {0}", tag) }))),
+      ...message.tags.map((tag) => h("span.tag", {}, h("span", { text: tag, dir: "auto" }), button("×", doing(this.trouble, () => this.mail.untag(message, tag).then(fill)), { ariaLabel: t("Remove the tag {0}", tag) }))),
       button(`+ ${t("Tag")}`, () => this.mail.tag([message], fill), { title: t("Tag this message") }));
     fill();
     return place;
@@ -171,7 +171,7 @@ export class Reader {
       framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said) });
       return [framed.element];
     });
-    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p", { class: "none", text: t("This message has no text.") }));
+    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p.none", { text: t("This message has no text.") }));
     if (first) showAs("Source", () => coloured(message.body_html));
     showAs("Headers", () => headersOf(message.headers));
     showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));
@@ -186,27 +186,27 @@ export class Reader {
       return place;
     });
     this.element.replaceChildren(
-      h("div", { class: "bar" }, this.back, ...this.near,
-        h("span", { class: "space" }),
+      h("div.bar", {}, this.back, ...this.near,
+        h("span.space"),
         page.may("send") ? button(t("Reply"), () => reply(message, this.mail), { title: t("Answer it from this inbox's address") }) : "",
         page.may("send") ? button(t("Release"), doing(trouble, () => this.mail.release([message])), { title: t("Send it on as it came") }) : "",
         button(t("Unread"), doing(trouble, () => this.mail.unread(message)), { title: t("Mark unread (u)") }),
         button(t("Delete"), () => this.mail.remove([message]), { title: t("Delete (#)") })),
-      h("header", { class: "head" },
+      h("header.head", {},
         subject,
         h("p", { id: "message-facts" },
           h("b", { text: senderOf(sender), dir: "auto" }), senderOf(sender) === message.from_address ? "" : ` <${message.from_address}>`, ` → ${message.to}`),
         ["To", "Cc"].map((name) => fieldOf(message, name)),
-        h("p", { class: "bar facts" },
+        h("p.bar.facts", {},
           h("time", { dateTime: message.received_at, text: when(message.received_at) }), h("span", { text: bytes(message.size) }),
           button(t("Download"), doing(trouble, () => download(`${path}/raw`, `${message.id}.eml`))),
           page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: t("Log lines") }) : "",
           this.tagged(message)),
-        message.error ? h("p", { class: "problem", lang: "en", text: message.error }) : "",
+        message.error ? h("p.problem", { lang: "en", text: message.error }) : "",
         message.otp ? h("p", { id: "message-code" }, h("span", { text: t("Code ") }), h("output", { text: message.otp }), " ", copyButton(message.otp, t("the code"))) : "",
         linksOf(message.links),
         attached(path, message, trouble, signal)),
-      h("div", { class: "bar" }, forms, h("span", { class: "space" }), h("span", { class: "looks" }, shades, widths)),
+      h("div.bar", {}, forms, h("span.space"), h("span.looks", {}, shades, widths)),
       body,
     );
     this.element.hidden = false;
@@ -220,8 +220,8 @@ function fieldOf(message, name) {
   const said = valuesOf(message.headers, name.toLowerCase()).join(", ").slice(0, 2000);
   const alone = said.replace(/^.*<|>\s*$/g, "").trim().toLowerCase();
   return !said || alone === message.to.toLowerCase() ? "" : said.length > 200
-    ? h("details", { class: "small named" }, h("summary", { text: `${name}: ${said.slice(0, 60)}…`, dir: "auto" }), said)
-    : h("p", { class: "small", text: `${name}: ${said}`, dir: "auto" });
+    ? h("details.small.named", {}, h("summary", { text: `${name}: ${said.slice(0, 60)}…`, dir: "auto" }), said)
+    : h("p.small", { text: `${name}: ${said}`, dir: "auto" });
 }
 
 const WIDTH = "relay.preview_width";
@@ -243,9 +243,9 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   return [
     h("p", { class: `score is-${said}` }, h("strong", { text: t("{0} of 10", score.toLocaleString(locale)) }), " ",
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
-    reasons.length ? h("p", { class: "small", text: reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ") }) : "",
+    reasons.length ? h("p.small", { text: reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ") }) : "",
     findings.length
-      ? h("ul", { class: "findings", ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
+      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
       : "",
     h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", {}, h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", inWords(detail))]).flat()),
   ].filter(Boolean);
@@ -256,7 +256,7 @@ function linksOf(links) {
   const likely = links.find((one) => outside(one) && LIKELY.test(one) && !UNLIKELY.test(one))
     ?? links.find((one) => outside(one) && !UNLIKELY.test(one));
   const rest = links.filter((one) => one !== likely);
-  return h("div", { class: "links" },
+  return h("div.links", {},
     likely ? h("p", { id: "message-link" }, h("span", { text: t("Link ") }), away(likely), copyButton(spelt(likely), t("the link"))) : "",
     rest.length
       ? h("details", { id: "message-links" }, h("summary", { text: rest.length === 1 ? (likely ? t("1 more link") : t("1 link")) : likely ? t("{0} more links", rest.length) : t("{0} links", rest.length) }),
@@ -280,12 +280,12 @@ function attachmentsOf(path, attachments, said, trouble, signal) {
   if (!attachments.length) return "";
   const get = (one) => doing(trouble, () => download(`${path}/attachments/${one.index}`, one.filename ?? ""));
   const pictures = [];
-  const list = h("ul", { class: "files", ...said },
+  const list = h("ul.files", { ...said },
     attachments.map((one) => {
       const name = one.filename ?? t("attachment {0}", one.index);
       const made = h("button", { type: "button", onclick: get(one), title: t("Download: {0}", one.content_type) },
-        h("span", { class: "kind", text: (/\.([a-z0-9]{1,4})$/i.exec(name)?.[1] ?? "?").toLowerCase(), "aria-hidden": "true" }),
-        h("span", { class: "name", dir: "auto", text: name }), h("span", { class: "small", text: bytes(one.size) }));
+        h("span.kind", { text: (/\.([a-z0-9]{1,4})$/i.exec(name)?.[1] ?? "?").toLowerCase(), "aria-hidden": "true" }),
+        h("span.name", { dir: "auto", text: name }), h("span.small", { text: bytes(one.size) }));
       if (said.id && PICTURES.test(one.content_type) && one.size <= THUMBNAIL) pictures.push([`${path}/attachments/${one.index}`, one.content_type, made, signal]);
       return h("li", {}, made);
     }));

@@ -43,14 +43,14 @@ export const found = async (words, options) =>
 
 export function open(place, page) {
   const trouble = problem();
-  const count = h("p", { class: "small", role: "status" });
+  const count = h("p.small", { role: "status" });
   const field = h("input", { type: "search", name: "q", placeholder: t("words of a name, a value or a meaning"), ariaLabel: t("Find a setting"), autocapitalize: "none", oninput: () => narrow() });
   const set = h("input", { type: "checkbox", onchange: () => narrow() });
   const table = new Table(t("What is in force"), { setting: t("Setting"), value: t("Value"), source: t("Comes from"), meaning: t("Meaning") }, { none: t("No setting matches."), id: "settings" });
   let all = [];
   place.append(languageChoice(), section(t("Settings"),
     h("p", { text: t("They are read at the start: change the file or the variable, and start the relay again.") }),
-    h("form", { onsubmit: (submitted) => submitted.preventDefault() }, field, h("label", { class: "check" }, set, ` ${t("only what is set")}`)), count, trouble, table.element));
+    h("form", { onsubmit: (submitted) => submitted.preventDefault() }, field, h("label.check", {}, set, ` ${t("only what is set")}`)), count, trouble, table.element));
 
   function narrow() {
     const shown = matching(all, field.value).filter((one) => !set.checked || one.source !== "default");

@@ -108,8 +108,8 @@ export function headersOf(headers) {
   return [
     way.length ? h("section", { id: "message-path" }, h("h3", { text: t("The way it took") }),
       h("ol", {}, way.map(({ from, by, with: how, at, took }) => h("li", {},
-        h("b", { text: by || "?" }), from ? ` ← ${from}` : "", how ? h("span", { class: "small", text: ` ${how}` }) : "",
-        at ? h("time", { class: "small", dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
+        h("b", { text: by || "?" }), from ? ` ← ${from}` : "", how ? h("span.small", { text: ` ${how}` }) : "",
+        at ? h("time.small", { dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
         took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))) : "",
     found.length ? h("p", { id: "message-verdicts" }, found.map(([what, result]) => [h("span", { class: `verdict is-${result}`, text: `${what} ${result}` }), " "]).flat()) : "",
     h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value, dir: "auto" })]).flat()),

@@ -27,21 +27,21 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
   const title = h("h2", { id: "story-title", tabindex: "-1", dir: "auto", text: titled(message.subject, t("A message")) });
   const parts = [
-    h("div", { class: "bar" },
-      h("a", { class: "back", href: back, text: t("‹ Back") }),
+    h("div.bar", {},
+      h("a.back", { href: back, text: t("‹ Back") }),
       (ACTS[message.status === "queued" && message.attempts ? "deferred" : message.status] ?? []).map((verb) => button(named(verb), doing(trouble, async () => {
         await send("POST", `${path}/${verb}`);
         await refresh();
         await showStory(place, page, id, { wanted, refresh, back });
       }))),
-      h("span", { class: "space" }),
+      h("span.space"),
       page.may("admin") ? h("a", { href: `#/logs?text=${id}`, text: t("Log lines") }) : "",
-      h("a", { class: "close", href: back, text: t("Close") })),
-    h("div", { class: "head" },
+      h("a.close", { href: back, text: t("Close") })),
+    h("div.head", {},
       title, trouble,
       h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind, foreign]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
-    h("div", { class: "told" },
-      section(t("Attempts"), h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p", { class: "small", text: t("None yet.") })),
+    h("div.told", {},
+      section(t("Attempts"), h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p.small", { text: t("None yet.") })),
       kept ?? sentOf(path, message, page)),
   ];
   keepFocus(place, () => place.replaceChildren(...parts), () => title);
@@ -64,19 +64,19 @@ function timeLine(events, { recipient }) {
   const attempts = new Map();
   for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
   const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);
-  return h("ol", { class: "attempts" }, [...attempts].map(([attempt, phases]) => {
+  return h("ol.attempts", {}, [...attempts].map(([attempt, phases]) => {
     const bad = phases.some(failed);
     const took = phases.reduce((sum, one) => sum + (one.duration ?? 0), 0);
     return h("li", { class: bad ? "bad" : "good" },
-      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span", { class: "small", text: lasting(took) })),
-      phases[0].peer ? h("p", { class: "small", text: `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}` }) : "",
-      h("ol", { class: "phases" }, phases.map((one) => {
+      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span.small", { text: lasting(took) })),
+      phases[0].peer ? h("p.small", { text: `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}` }) : "",
+      h("ol.phases", {}, phases.map((one) => {
         // After each recipient was refused, DATA is refused as a matter of course.
         const echo = one.phase === "data" && failed(one) && phases.some((other) => other.phase === "rcpt" && failed(other));
-        const bar = h("span", { class: "took", "aria-hidden": "true" });
+        const bar = h("span.took", { "aria-hidden": "true" });
         bar.style.width = `${Math.max(2, (100 * (one.duration ?? 0)) / most)}%`;
         return h("li", { class: echo ? "echo" : failed(one) ? "bad" : "good" },
-          h("span", { class: "phase", dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span", { class: "track" }, bar), h("small", { text: lasting(one.duration) }),
+          h("span.phase", { dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span.track", {}, bar), h("small", { text: lasting(one.duration) }),
           one.error ?? one.reply ? saidOf(one) : "");
       })));
   }));
@@ -85,7 +85,7 @@ function timeLine(events, { recipient }) {
 // What the relay itself says is said in the page's language; what a peer said stays as it said it.
 function saidOf({ error, reply }) {
   const own = error && spoken(error);
-  return h("span", { class: "said", dir: "auto", lang: own ? language : "en", text: own ?? error ?? reply });
+  return h("span.said", { dir: "auto", lang: own ? language : "en", text: own ?? error ?? reply });
 }
 
 const failed = (one) => one.code === null || one.code >= 400;

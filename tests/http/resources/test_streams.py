@@ -259,7 +259,8 @@ async def test_events_tell_what_others_change(house: House):
     async def told(count: int) -> dict[str, Any]:
         await eventually(lambda: len(seen), f"{count} events", until=lambda have: have >= count)
         assert (seen[-1]["event"], "id" in seen[-1]) == ("messages_changed", False)
-        return json.loads(seen[-1]["data"])
+        data: dict[str, Any] = json.loads(seen[-1]["data"])
+        return data
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(in_thread, events_of, house, address, token, 5, seen)
