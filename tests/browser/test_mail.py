@@ -512,19 +512,12 @@ def test_all_is_found_by_one_key_and_tabs_agree(
         assert visit.errors == []
 
 
-def test_the_palette_finds_inboxes_and_actors_and_g_leads_to_views(
-    relay: RelayProcess, browse: Browse
-) -> None:
-    """An inbox is opened, an actor's log too; after a g a letter leads to its view."""
+def test_the_palette_finds_inboxes_and_actors(relay: RelayProcess, browse: Browse) -> None:
+    """An inbox is opened, an actor's log too."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         page, found = signed_in(visit, relay, "now"), visit.page.get_by_role("listbox")
         press = page.keyboard.press
-
-        def led(key: str, view: str) -> bool:
-            press("g")
-            press(key)
-            return str(page.evaluate("location.hash")) == f"#/{view}"
 
         def find(words: str, kind: str, name: str) -> None:
             press("Control+k")
@@ -537,6 +530,61 @@ def test_the_palette_finds_inboxes_and_actors_and_g_leads_to_views(
         expect(page.locator("#address")).to_have_text(address)
         find("reap", "actor", "reaper")
         page.wait_for_url("**/#/logs?actor=reaper")
+        assert visit.errors == []
+
+
+def test_the_palette_commands_actors_and_the_queue(relay: RelayProcess, browse: Browse) -> None:
+    """In any view: an actor is restarted, deliveries are paused and tried, each after a question;
+    what came of it is said."""
+    with browse() as visit, relay.http() as api:
+        page, dialog = signed_in(visit, relay, "settings"), visit.page.get_by_role("dialog")
+
+        def do(words: str, name: str) -> None:
+            page.keyboard.press("Control+k")
+            page.get_by_role("combobox", name="Find or do").fill(words)
+            page.get_by_role("option").filter(has=page.get_by_text(name, exact=True)).click()
+
+        letter = {"from": "a@relay.localhost", "to": ["nobody-has-it@relay.localhost"], "text": "t"}
+        api.post("/api/v1/messages/send", json=letter | {"subject": "s"}).raise_for_status()
+        bounced = "/api/v1/outbound?status=bounced&recipient=nobody-has-it@relay.localhost"
+        eventually_sync(lambda: api.get(bounced).json(), "it is bounced")
+        do("retry bounced", "retry all: Bounced")
+        expect(dialog).to_contain_text(re.compile(r"Retry \d+ messages?\?"))
+        expect(dialog).to_contain_text("Bounced. They are tried at once")
+        dialog.get_by_role("button", name="Change nothing").click()
+
+        do("deferred", "Try all deferred mail now")
+        expect(dialog).to_contain_text(re.compile("No deferred mail is meant|Try .+ now"))
+        page.keyboard.press("Escape")
+        do("pause all", "Pause all deliveries")
+        dialog.get_by_role("button", name="Pause").click()
+        eventually_sync(lambda: api.get("/api/v1/queue").json()["paused"], "they are paused")
+        do("resume all", "Resume all deliveries")
+        expect(dialog).to_contain_text("Deliveries go on.")
+        dialog.get_by_role("button", name="Close").click()
+
+        do("restart reaper", "reaper: restart")
+        expect(dialog).to_contain_text("Restart reaper?")
+        with page.expect_response(
+            lambda one: one.url.endswith("/supervision/reaper/restart")
+        ) as one:
+            dialog.get_by_role("button", name="Restart").click()
+        assert one.value.ok
+        expect(dialog).to_have_count(0)
+        assert visit.errors == []
+
+
+def test_g_leads_to_views(relay: RelayProcess, browse: Browse) -> None:
+    """Each view that there is has its letter."""
+    with browse() as visit:
+        page = signed_in(visit, relay, "mail")
+        press = page.keyboard.press
+
+        def led(key: str, view: str) -> bool:
+            press("g")
+            press(key)
+            return str(page.evaluate("location.hash")) == f"#/{view}"
+
         press("?")
         told = page.get_by_role("dialog", name="Keys").locator("dt:has(kbd:text-is('g …')) + dd")
         letters = re.findall(r"\b(\w) ([\w ]+?)(?:,|$)", told.inner_text().partition(": ")[2])

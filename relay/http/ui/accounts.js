@@ -1,9 +1,9 @@
 // Accounts: who there is, which letters they got, what mail waits for them, and what of the budget
 // is used.
 
-import { send } from "/ui/calls.js";
-import { button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "/ui/dom.js";
-import { locale, named, t } from "/ui/strings.js";
+import { send } from "./calls.js";
+import { button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "./dom.js";
+import { locale, named, t } from "./strings.js";
 
 export const title = t("Accounts");
 export const scope = "accounts";
@@ -36,7 +36,7 @@ export function open(place, page) {
   }) },
     labelled(t("Email"), input("email", { required: true })),
     labelled(t("Login"), input("login", { required: true })),
-    h("button", { text: t("Make an account") }));
+    h("button", t("Make an account")));
   if (page.may("admin")) place.append(makeCollector(page));
   place.append(section(t("Accounts"), form, trouble, outage, table.element, pages.element));
   // Rows that came by "More" are left alone: a list that jumps cannot be read.
@@ -56,17 +56,17 @@ function fillRow(row, one, act) {
 // What an account was mailed, asked for when it is opened; a letter leads to its story.
 function lettersOf(id, page) {
   const list = h("ul.plain");
-  const opened = h("details", {}, h("summary", { text: t("show") }), list);
+  const opened = h("details", h("summary", t("show")), list);
   opened.ontoggle = async () => {
     if (!opened.open) return;
     try {
       const { letters } = await page.get(`accounts/${id}`);
-      list.replaceChildren(...letters.map((one) => h("li", {},
+      list.replaceChildren(...letters.map((one) => h("li",
         page.may("admin") ? h("a", { href: `#/queue/${one.message_id}`, text: named(one.action) }) : named(one.action), " ",
         h("span", { class: `status ${one.status}`, text: named(one.status) }), ` · ${when(one.at)}`)));
-      if (!letters.length) list.append(h("li", { text: t("None is kept.") }));
+      if (!letters.length) list.append(h("li", t("None is kept.")));
     } catch (error) {
-      if (!page.signal.aborted) list.replaceChildren(h("li.problem", { text: error.message }));
+      if (!page.signal.aborted) list.replaceChildren(h("li.problem", error.message));
     }
   };
   return opened;
@@ -93,12 +93,12 @@ function makeCollector(page) {
 
 function showBudget(place, budget) {
   if (!budget) {
-    if (!place.childElementCount) place.append(h("p", { text: t("No budget is set: letters go at once.") }));
+    if (!place.childElementCount) place.append(h("p", t("No budget is set: letters go at once.")));
     return;
   }
   const used = budget.spent / budget.monthly;
   if (!place.querySelector("meter")) {
-    place.replaceChildren(h("p", {}, labelled(t("Used of the month's budget"), h("meter", { min: 0, max: 1 })), " ", h("span.said")));
+    place.replaceChildren(h("p", labelled(t("Used of the month's budget"), h("meter", { min: 0, max: 1 })), " ", h("span.said")));
   }
   place.querySelector("meter").value = used;
   const money = (value) => value.toLocaleString(locale, { minimumFractionDigits: 2, maximumFractionDigits: 2 });

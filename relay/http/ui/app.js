@@ -2,30 +2,31 @@
 //
 // A view is a module with `title`, `scope` (what a key needs for it; null: nothing) and
 // `open(place, page)`, which fills `place`.  What it starts ends with `page.signal`, as do the calls
-// by `page.get` and `page.list`, and those of `page.every`, which fail into an element.  It may return
+// by `page.get` and `page.list`; `page.every` and `page.well` fail into an element.  It may return
 // a function that takes a change of address within the view, so that lists stay as they are.  It may
 // have `strange(parts, who)`: whether an address of it is not for who is here.
 
-import { ask, every, get, page as list, Refused, send, session } from "/ui/calls.js";
-import { feed, LOOK, look, titled } from "/ui/badge.js";
-import { button, h, say } from "/ui/dom.js";
-import { palette } from "/ui/palette.js";
-import { drop, forget, handed, hold, pageKey, tabs } from "/ui/secrets.js";
-import { choose, language, LANGUAGES, t } from "/ui/strings.js";
-import * as accounts from "/ui/accounts.js";
-import * as devices from "/ui/devices.js";
-import * as domains from "/ui/domains.js";
-import * as keys from "/ui/keys.js";
-import * as logs from "/ui/logs.js";
-import * as mail from "/ui/mail.js";
-import * as now from "/ui/now.js";
-import * as queue from "/ui/queue.js";
-import * as settings from "/ui/settings.js";
-import * as signin from "/ui/signin.js";
+import { ask, every, get, page as list, Refused, send, session } from "./calls.js";
+import { feed, LOOK, look, titled } from "./badge.js";
+import { button, h, say } from "./dom.js";
+import { palette } from "./palette.js";
+import { drop, forget, handed, hold, pageKey, tabs } from "./secrets.js";
+import { choose, language, LANGUAGES, t } from "./strings.js";
+import * as accounts from "./accounts.js";
+import * as devices from "./devices.js";
+import * as domains from "./domains.js";
+import * as keys from "./keys.js";
+import * as logs from "./logs.js";
+import * as mail from "./mail.js";
+import * as now from "./now.js";
+import * as queue from "./queue.js";
+import * as settings from "./settings.js";
+import * as signin from "./signin.js";
 
 const VIEWS = { now, mail, queue, accounts, devices, domains, keys, settings, logs };
 const HANDED = 150; // ms that another tab has to hand its key on, before this one asks to sign in
-const place = document.getElementById("view");
+const byId = (id) => document.getElementById(id);
+const place = byId("view");
 
 const page = { who: null, left: new AbortController(), view: null, move: null, opened: false, said: "" };
 
@@ -82,6 +83,7 @@ function open() {
     get: (path) => get(path, { signal }),
     list: (path) => list(path, { signal }),
     every: (milliseconds, once, told) => every(milliseconds, signal, once, (text) => told && say(told, text)),
+    well: (promise, told) => promise.catch((error) => signal.aborted || say(told, error.message)),
   };
   page.move = view.open(place, { ...at, ...own, who: page.who, said, done, signal, may, enter, find: () => palette(found), acts: (acts) => (page.acts = acts) }) ?? null;
   if (page.opened) heading.focus({ preventScroll: true });
@@ -90,7 +92,7 @@ function open() {
 
 // Who --------------------------------------------------------------------------------------------
 
-const views = document.getElementById("views");
+const views = byId("views");
 const more = () => {
   views.classList.toggle("less", views.scrollLeft > 2);
   views.classList.toggle("more", views.scrollWidth - views.clientWidth - views.scrollLeft > 2);
@@ -109,7 +111,7 @@ function showWho() {
       .map(([name, view]) => h("a", { href: `#/${name}`, "data-view": name, text: view.title })),
   );
   feed(may("read"));
-  document.getElementById("who").replaceChildren(
+  byId("who").replaceChildren(
     page.who === null
       ? h("a", { href: "#/signin", text: t("Sign in") })
       : button(t("Sign out"), leave, { title: page.who.owner ?? t("the administrator") }),
@@ -180,7 +182,7 @@ tabs.changed = () => checkWho().catch(() => {}); // at the next look, then
 // Health -----------------------------------------------------------------------------------------
 
 async function showHealth() {
-  const line = document.getElementById("health");
+  const line = byId("health");
   try {
     await ask("/readyz");
     line.className = "ok";
@@ -195,14 +197,14 @@ async function showHealth() {
 // What stands in index.html.
 document.querySelector(".skip").textContent = t("Skip to the view");
 views.ariaLabel = t("Views");
-document.getElementById("others").ariaLabel = t("Other");
+byId("others").ariaLabel = t("Other");
 document.querySelector("#others [href='/metrics']").textContent = t("Metrics");
 
 try {
   if (!pageKey() && !where().values.has("code")) await handed(HANDED);
   page.who = await signedIn();
 } catch (error) {
-  if (!(error instanceof Refused)) document.getElementById("health").textContent = error.message;
+  if (!(error instanceof Refused)) byId("health").textContent = error.message;
 }
 showWho();
 open();
@@ -218,6 +220,7 @@ const found = {
   more: async (wanted, options) => (may("admin") ? settings.found(wanted, options) : []),
   actions: () => [
     ...(page.acts?.() ?? []),
+    ...(may("send") ? queue.acts({ may, get }) : []),
     page.who ? { title: t("Sign out"), act: leave } : { title: t("Sign in"), act: () => (location.hash = "#/signin") },
     ...Object.entries(LANGUAGES).filter(([code]) => code !== language).map(([code, name]) => ({ title: `${t("Language of this page")}: ${name}`, act: () => choose(code) })),
   ],
@@ -227,7 +230,7 @@ addEventListener("keydown", (pressed) => {
   pressed.preventDefault();
   palette(found);
 });
-const find = document.getElementById("find"); // what has no Ctrl has this
+const find = byId("find"); // what has no Ctrl has this
 find.ariaLabel = t("Find or do");
 find.title = t("Find or do (Ctrl K, ⌘K)");
 find.addEventListener("click", () => palette(found));

@@ -1,9 +1,9 @@
 // How many messages are unread, where it is seen without the page: in its title and icon; and, for
 // who asks for it, a word when one comes while the page is not looked at.
 
-import { ask, eventsIn, get, keepUp, query } from "/ui/calls.js";
-import { settled } from "/ui/dom.js";
-import { senderOf } from "/ui/list.js";
+import { ask, eventsIn, get, keepUp, query } from "./calls.js";
+import { settled } from "./dom.js";
+import { senderOf } from "./list.js";
 
 const KEPT = "relay.notify";
 const NEWEST = 50; // unread messages that are looked at, for tags and for who wants to be told of them

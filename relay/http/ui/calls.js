@@ -3,9 +3,9 @@
 // Each is one try of relay-client's (client.js); what fails is worded here.  No token is held: a call
 // carries the page's key, and the browser the cookie beside it.
 
-import { Caller, Refused } from "/ui/client.js";
-import { keysFor } from "/ui/secrets.js";
-import { refusal, t } from "/ui/strings.js";
+import { Caller, Refused } from "./client.js";
+import { keysFor } from "./secrets.js";
+import { refusal, t } from "./strings.js";
 
 // A refusal: trying again would give the same.  Anything else that fails is an outage.  `problem` is
 // the last part of the problem's type.

@@ -1,7 +1,7 @@
 // Devices: inboxes by depth and age, and the sessions that are open.
 
-import { bytes, copyButton, dotted, fill, h, lasting, number, problem, say, section, Table } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { bytes, copyButton, dotted, fill, h, lasting, number, problem, say, section, Table } from "./dom.js";
+import { t } from "./strings.js";
 
 export const title = t("Devices");
 export const scope = "admin";

@@ -1,12 +1,20 @@
 // Windows that ask: of the page itself, closed by Escape, gone when closed.
 
-import { button, doing, filled, h, problem, say } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { button, doing, filled, h, labelled, problem, say } from "./dom.js";
+import { named, t } from "./strings.js";
+
+// A window of one's own.
+export function opened(tag, properties, ...children) {
+  const dialog = h(tag, { onclose: () => dialog.remove(), ...properties }, ...children);
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
 
 // `fields`: elements; `act(values, going)` is called with what was filled in, and the window closes
 // when it has ended well; `keep`: what the other button says.  What takes long may say how far it is
 // by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.
-export function asking({ title, says, fields, does, act, keep = t("Cancel") }) {
+export function asking({ title, says, fields = [], does, act, keep = t("Cancel") }) {
   const trouble = problem();
   const far = h("p.small");
   const close = button(keep, () => dialog.close());
@@ -28,11 +36,22 @@ export function asking({ title, says, fields, does, act, keep = t("Cancel") }) {
         say(close, keep);
       }
     }),
-  }, ...fields, h("p.bar", {}, h("button.main", { text: does }), close), far, trouble);
-  const dialog = h("dialog.asks", { ariaLabel: title, onclose: () => dialog.remove() }, h("h2", { text: title }), says ? h("p.small", { text: says }) : "", form);
-  document.body.append(dialog);
-  dialog.showModal();
+  }, ...fields, h("p.bar", h("button.main", does), close), far, trouble);
+  const dialog = opened("dialog.asks", { ariaLabel: title }, h("h2", title), says ? h("p.small", says) : "", form);
+}
+
+// Say something that one has not looked at a place for.
+export function tell(title, says) {
+  const dialog = opened("dialog.asks", { ariaLabel: title }, h("h2", title), h("p", { text: says, role: "status" }), button(t("Close"), () => dialog.close()));
+}
+
+// Command an actor, after a question.
+export function commanding(name, verb, act) {
+  const [title, says, does] = verb === "restart"
+    ? [t("Restart {0}?", name), t("What it has in hand is finished first; what waits is kept."), t("Restart")]
+    : [`${name}: ${named(verb)}?`, "", named(verb)];
+  asking({ title, says, does, act });
 }
 
 export const field = (name, label, properties = {}) =>
-  h("label", { text: `${label} ` }, h(properties.rows ? "textarea" : "input", { name, required: true, autocomplete: "off", ...properties }));
+  labelled(label, h(properties.rows ? "textarea" : "input", { name, required: true, autocomplete: "off", ...properties }));

@@ -1,10 +1,11 @@
 // Elements.  Everything from outside is set as text, never as markup.
 
-import { clock } from "/ui/calls.js";
-import { locale, t } from "/ui/strings.js";
+import { clock } from "./calls.js";
+import { locale, t } from "./strings.js";
 
-// `tag` with classes: "span.small".
-export function h(tag, properties = {}, ...children) {
+// `tag` with classes: "span.small"; behind it what the element has, if anything, and what is in it.
+export function h(tag, ...children) {
+  const properties = children[0]?.constructor === Object ? children.shift() : {};
   const [kind, ...classes] = tag.split(".");
   const made = document.createElement(kind);
   if (classes[0]) made.className = classes.join(" ");
@@ -22,7 +23,7 @@ export function h(tag, properties = {}, ...children) {
 
 export const section = (ariaLabel, ...children) => h("section", { ariaLabel }, ...children);
 
-export const labelled = (text, control) => h("label", { text: `${text} ` }, control);
+export const labelled = (text, control) => h("label", `${text} `, control);
 
 // A field for what is no sentence: an address, a name.
 export const input = (name, properties) => h("input", { name, autocapitalize: "none", ...properties });
@@ -111,15 +112,19 @@ function copying(shown, text, what, properties = {}) {
   return made;
 }
 
-// A paperclip, drawn: not every machine has a font with one.
-export function clip() {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", class: "clip", role: "img", "aria-label": t("with attachment") })) made.setAttribute(name, value);
-  const line = document.createElementNS(made.namespaceURI, "path");
-  line.setAttribute("d", "M11 4.5v6.2a3 3 0 0 1-6 0V4a2 2 0 0 1 4 0v6.4a1 1 0 0 1-2 0V5");
+const NS = "http://www.w3.org/2000/svg";
+
+// One line, drawn.
+export function drawing(attributes, d = "") {
+  const [made, line] = ["svg", "path"].map((name) => document.createElementNS(NS, name));
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  line.setAttribute("d", d);
   made.append(line);
   return made;
 }
+
+// A paperclip: not every machine has a font with one.
+export const clip = () => drawing({ viewBox: "0 0 16 16", class: "clip", role: "img", "aria-label": t("with attachment") }, "M11 4.5v6.2a3 3 0 0 1-6 0V4a2 2 0 0 1 4 0v6.4a1 1 0 0 1-2 0V5");
 
 // Run `act` for a press of a button; say what went wrong, and let nobody press twice meanwhile.
 export const doing = (place, act) => async (pressed) => {
@@ -147,14 +152,14 @@ export class Table {
     this.cell = role === "table" ? "cell" : "gridcell";
     this.rows = new Map();
     this.body = h("tbody", { role: "rowgroup" });
-    this.none = h("p.none", { text: none ?? t("None.") });
+    this.none = h("p.none", none ?? t("None."));
     this.element = h(
       "div",
       { class: "table", ...rest },
       h(
         "table",
         { role },
-        h("caption", { text: caption }),
+        h("caption", caption),
         h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, this.heads.map(([, text]) => h("th", { role: "columnheader", scope: "col", text })))),
         this.body,
       ),
@@ -222,6 +227,13 @@ export function fill(row, values) {
   });
 }
 
+// A page may be empty and yet not the last: the relay looks at so many rows a call.
+export async function firstOf(load, path) {
+  let found = await load(path);
+  for (let tries = 0; !found.items.length && found.next && tries < 10; tries += 1) found = await load(found.next);
+  return found;
+}
+
 // Rows that come page by page: the first at once, more at a press.
 export class Pages {
   constructor(load, add) {
@@ -231,14 +243,12 @@ export class Pages {
     this.problem = problem();
     this.button = button(t("More"), doing(this.problem, () => this.more()));
     this.button.hidden = true;
-    this.element = h("p.more", {}, this.button, this.problem);
+    this.element = h("p.more", this.button, this.problem);
   }
 
   async start(path) {
     this.path = path;
-    let { items, next } = await this.load(path);
-    // A page may be empty and yet not the last: the relay looks at so many rows a call.
-    for (let tries = 0; !items.length && next && tries < 10; tries += 1) ({ items, next } = await this.load(next));
+    const { items, next } = await firstOf(this.load, path);
     if (this.path !== path) return; // asked anew meanwhile
     this.set(next);
     this.add(items, true);

@@ -1,9 +1,9 @@
 // Domains: which are this relay's own, what comes in for each, who sends from it, and whether it
 // publishes what its mail needs.
 
-import { get } from "/ui/calls.js";
-import { button, copyButton, doing, dotted, fill, h, input, problem, say, section, Table } from "/ui/dom.js";
-import { language, learn, spoken, t } from "/ui/strings.js";
+import { get } from "./calls.js";
+import { button, copyButton, doing, dotted, fill, h, input, problem, say, section, Table } from "./dom.js";
+import { language, learn, spoken, t } from "./strings.js";
 
 export const title = t("Domains");
 export const scope = "admin";
@@ -59,10 +59,10 @@ function showRecords(place, domain, records) {
   table.show(records, (one) => `${one.record} ${one.name}`, (row, one) => fill(row, [undefined, one.ok === null ? t("nobody can say") : one.ok ? t("yes") : t("no"), undefined, undefined, undefined]), (row, one) => {
     const text = (value) => (value ?? "").split("\n").flatMap((line, at) => (at ? [h("br"), line] : [line]));
     row.className = one.ok === null ? "unsaid" : one.ok ? "" : "wrong";
-    row.cells[0].append(one.record, h("br"), h("code.small", { text: one.name }));
+    row.cells[0].append(one.record, h("br"), h("code.small", one.name));
     for (const at of [2, 3]) row.cells[at].dir = "ltr";
-    if (one.found) row.cells[2].append(h("code", {}, text(one.found)));
-    if (one.wanted) row.cells[3].append(h("code", {}, text(one.wanted)), " ", copyButton(one.wanted, t("the record")));
+    if (one.found) row.cells[2].append(h("code", text(one.found)));
+    if (one.wanted) row.cells[3].append(h("code", text(one.wanted)), " ", copyButton(one.wanted, t("the record")));
     row.cells[4].append(...(spoken(one.detail) ?? one.detail).split("`").map((part, at) => (at % 2 ? h("code", { lang: "en", text: part }) : part)));
     if (language !== "en" && !spoken(one.detail)) row.cells[4].lang = "en";
   });
@@ -73,8 +73,8 @@ function showRecords(place, domain, records) {
 function howToAdd(domains) {
   const lines = `RELAY_SMTP__DOMAINS=${["mail.example.org", ...domains].join(",")}`;
   return [
-    h("h2", { text: t("A domain of your own") }),
-    h("p", { text: t("Name it in the settings, start the relay again, and let its MX record lead here:") }),
-    h("p", {}, h("code", { text: lines }), " ", copyButton(lines, t("the setting")), " ", h("a", { href: "#/settings/smtp.domains", text: t("What it means") })),
+    h("h2", t("A domain of your own")),
+    h("p", t("Name it in the settings, start the relay again, and let its MX record lead here:")),
+    h("p", h("code", lines), " ", copyButton(lines, t("the setting")), " ", h("a", { href: "#/settings/smtp.domains", text: t("What it means") })),
   ];
 }

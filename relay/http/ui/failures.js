@@ -1,9 +1,9 @@
 // What failed or bounced, by destination and error: a group is retried at once, its count asked first.
 
-import { query, send } from "/ui/calls.js";
-import { asking } from "/ui/dialogs.js";
-import { button, doing, h, keepFocus, number, problem, say, since, when } from "/ui/dom.js";
-import { named, spoken, t } from "/ui/strings.js";
+import { query, send } from "./calls.js";
+import { asking } from "./dialogs.js";
+import { button, doing, h, keepFocus, number, problem, say, since, when } from "./dom.js";
+import { named, spoken, t } from "./strings.js";
 
 const keyOf = (one) => JSON.stringify([one.status, one.domain, one.error]);
 const pathOf = (verb, { status, domain, error }) => `outbound/${verb}?${new URLSearchParams({ status, domain, error: error ?? "" })}`;
@@ -27,7 +27,6 @@ export function makeFailures(page, changed) {
     asking({
       title: t("Retry {0}?", messages(now.count)),
       says: `${group.domain}: ${errorOf(group)}`,
-      fields: [],
       does: t("Retry {0}", messages(now.count)),
       act: async () => {
         const { count } = await send("POST", pathOf("failures/retry", group));
@@ -40,8 +39,8 @@ export function makeFailures(page, changed) {
 
   function makeRow(group) {
     const link = h("a.subject", { dir: "auto" });
-    return h("li.group", {},
-      h("span.count"), h("span.what", {}, link, h("span.small")),
+    return h("li.group",
+      h("span.count"), h("span.what", link, h("span.small")),
       button(t("retry"), doing(trouble, () => retry(group)), { ariaLabel: t("Retry all to {0}: {1}", group.domain, group.error ?? "") }));
   }
 
@@ -71,5 +70,5 @@ export function makeFailures(page, changed) {
   }
 
   const refresh = async () => show(await page.get("outbound/failures"));
-  return { element: h("div", {}, trouble, done, list, none), refresh };
+  return { element: h("div", trouble, done, list, none), refresh };
 }

@@ -6,9 +6,9 @@
 // What is in the frame a stranger wrote.  It runs nothing, but it may have named its elements after
 // what a document has: so whatever is asked of it is asked by the prototypes of this page.
 
-import { ticketed } from "/ui/calls.js";
-import { button, copyButton, h, say } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { ticketed } from "./calls.js";
+import { button, copyButton, h, say } from "./dom.js";
+import { t } from "./strings.js";
 
 const LEAST = 120; // px
 const MOST = 60000;
@@ -47,7 +47,7 @@ export class MessageFrame {
     // No script, no form, no navigation of the page, no window.
     this.frame.setAttribute("sandbox", "allow-same-origin");
     this.link = h("div.notice", { id: "link-asked", role: "status", hidden: true });
-    this.element = h("div.framed", {}, this.bar, this.frame, this.link);
+    this.element = h("div.framed", this.bar, this.frame, this.link);
     this.wide = new ResizeObserver(() => this.room !== this.element.clientWidth && this.fit());
     this.wide.observe(this.element);
     this.show("blocked");
@@ -70,7 +70,7 @@ export class MessageFrame {
     if (!page) {
       this.bar.hidden = false;
       this.bar.replaceChildren(
-        h("span", { text: t("This message takes a browser long: it is shown apart, and its links are those above.") }), " ",
+        h("span", t("This message takes a browser long: it is shown apart, and its links are those above.")), " ",
         this.images === "blocked" ? button(t("Load remote images once"), () => this.show("loaded")) : "");
       return;
     }
@@ -81,9 +81,9 @@ export class MessageFrame {
     const count = Number(find(page, "meta[name=relay-blocked]")?.getAttribute("content") ?? 0);
     this.bar.hidden = !count;
     this.bar.replaceChildren(
-      h("span", { text: count === 1 ? t("1 remote image is not loaded.") : t("{0} remote images are not loaded.", count) }), " ",
+      h("span", count === 1 ? t("1 remote image is not loaded.") : t("{0} remote images are not loaded.", count)), " ",
       button(t("Load once"), () => this.show("loaded")), " ",
-      h("span.small", { text: t("Your browser fetches them: their sender learns that you read.") }));
+      h("span.small", t("Your browser fetches them: their sender learns that you read.")));
     if (this.images === "loaded") this.tellMissing();
     this.shade(this.dark);
   }
@@ -92,7 +92,7 @@ export class MessageFrame {
   tellMissing() {
     const missing = all(this.page, "img[src^='http' i], img[src^='//']").filter((one) => ended.call(one) && !drawn.call(one)).length;
     this.bar.hidden = !missing;
-    this.bar.replaceChildren(h("span", { text: missing === 1 ? t("1 remote image could not be loaded.") : t("{0} remote images could not be loaded.", missing) }));
+    this.bar.replaceChildren(h("span", missing === 1 ? t("1 remote image could not be loaded.") : t("{0} remote images could not be loaded.", missing)));
   }
 
   // As a reader in dark mode shows it, or in light mode, whichever this browser is in: what the
@@ -150,9 +150,9 @@ export class MessageFrame {
       // an address that is none is shown as it is
     }
     this.link.replaceChildren(
-      host ? h("b", { text: host }) : "",
-      h("code", { text: spelt(href) }),
-      h("span.bar", {}, host ? h("a.button", { href, rel: "noopener noreferrer", target: "_blank", text: t("Open in a new tab") }) : "", copyButton(spelt(href), t("the link")), close),
+      host ? h("b", host) : "",
+      h("code", spelt(href)),
+      h("span.bar", host ? h("a.button", { href, rel: "noopener noreferrer", target: "_blank", text: t("Open in a new tab") }) : "", copyButton(spelt(href), t("the link")), close),
     );
     this.link.hidden = false;
   }

@@ -1,8 +1,8 @@
 // What stands where there is no mail yet: how to send the first one here, ready to copy.
 
-import { get, send } from "/ui/calls.js";
-import { button, copyButton, doing, h, problem } from "/ui/dom.js";
-import { t, told } from "/ui/strings.js";
+import { get, send } from "./calls.js";
+import { button, copyButton, doing, h, problem } from "./dom.js";
+import { t, told } from "./strings.js";
 
 // A stranger may have chosen the address that mail is sent to: what is to be copied must not be more
 // than a word, to a shell and in a program.
@@ -51,11 +51,11 @@ export function firstMail(address, page, signal) {
       const at = parted(info.smtp);
       const to = address ?? (info.capture ? "ann@example.com" : `hello@${info.domains[0]}`);
       if (at) place.replaceChildren(...snippets({ ...at, to }, address, info, page));
-      else place.replaceChildren(h("p", { text: t("This relay takes no mail over SMTP here.") }));
+      else place.replaceChildren(h("p", t("This relay takes no mail over SMTP here.")));
     },
     () => {
       if (signal.aborted) return;
-      place.replaceChildren(h("h3", { text: t("Waiting for the first mail") }), ...(address ? [h("p", {}, told(t("Send it to {0}."), h("code", { text: address }))), testMail(address, page)] : []));
+      place.replaceChildren(h("h3", t("Waiting for the first mail")), ...(address ? [h("p", told(t("Send it to {0}."), h("code", address))), testMail(address, page)] : []));
     },
   );
   return place;
@@ -77,10 +77,10 @@ function snippets(values, address, info, page) {
     ? t("What is sent to {1} over SMTP at {0} shows up here at once.")
     : info.capture ? t("Whatever is sent, to any address, over SMTP at {0} shows up here at once.") : t("Make an inbox, and send to it over SMTP at {0}.");
   return [
-    h("h3", { text: t("Send the first mail") }),
-    h("p", {}, told(what, h("code", { text: `${values.host}:${values.port}` }), h("code", { text: address ?? "" }))),
+    h("h3", t("Send the first mail")),
+    h("p", told(what, h("code", `${values.host}:${values.port}`), h("code", address ?? ""))),
     names,
-    h("div.snippet-code", {}, code, copy),
+    h("div.snippet-code", code, copy),
     (page.who ? page.may("send") : address) ? testMail(address, page) : "",
   ];
 }
@@ -88,7 +88,7 @@ function snippets(values, address, info, page) {
 // One mail of the relay's own; where there is no inbox, one is made for it.
 function testMail(address, page) {
   const trouble = problem();
-  return h("p", {}, t("Or see one come:"), " ", button(t("Send a test mail"), doing(trouble, async () => {
+  return h("p", t("Or see one come:"), " ", button(t("Send a test mail"), doing(trouble, async () => {
     const to = address ?? (page.may("read") ? (await send("POST", "mailboxes", {})).address : null);
     await send("POST", `mailboxes/${encodeURIComponent(to)}/test-message`);
     if (!address) location.hash = `#/mail/${encodeURIComponent(to)}`;
@@ -99,7 +99,7 @@ function testMail(address, page) {
 export function howToSignIn() {
   const command = "relay open";
   return h("section.hello", { ariaLabel: t("Sign in or make an inbox") },
-    h("h3", { text: t("See all mail, or make an inbox") }),
-    h("p", {}, told(t("To see all the mail of this relay, run {0} where it runs: it opens this page signed in. Or {1}."), h("span", {}, h("code", { text: command }), " ", copyButton(command, t("the command"))), h("a", { href: "#/signin", text: t("enter a token") }))),
-    h("p", { text: t("Or create an inbox of your own: a disposable address, whose mail only this browser sees.") }));
+    h("h3", t("See all mail, or make an inbox")),
+    h("p", told(t("To see all the mail of this relay, run {0} where it runs: it opens this page signed in. Or {1}."), h("span", h("code", command), " ", copyButton(command, t("the command"))), h("a", { href: "#/signin", text: t("enter a token") }))),
+    h("p", t("Or create an inbox of your own: a disposable address, whose mail only this browser sees.")));
 }

@@ -1,7 +1,8 @@
 // What single keys do in the mail view, a g with a letter in every view, and the window that tells.
 
-import { button, h, say } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { opened } from "./dialogs.js";
+import { button, h, say } from "./dom.js";
+import { t } from "./strings.js";
 
 const KEYS = [
   ["j", t("the next message")],
@@ -26,12 +27,10 @@ const LETTER = 1000; // ms that a g waits for its letter
 const WRITES = "input:not([type=checkbox]),textarea,select,[contenteditable]";
 
 export function showKeys() {
-  const dialog = h("dialog", { id: "keys-help", ariaLabel: t("Keys"), onclose: () => dialog.remove() },
-    h("h2", { text: t("Keys") }),
-    h("dl", {}, KEYS.map(([key, does]) => [h("dt", {}, h("kbd", { text: key })), h("dd", { text: does })]).flat()),
+  const dialog = opened("dialog", { id: "keys-help", ariaLabel: t("Keys") },
+    h("h2", t("Keys")),
+    h("dl", KEYS.map(([key, does]) => [h("dt", h("kbd", key)), h("dd", does)]).flat()),
     button(t("Close"), () => dialog.close()));
-  document.body.append(dialog);
-  dialog.showModal();
 }
 
 // Also of what is pressed in the frame of a message, whose elements may be named after methods.

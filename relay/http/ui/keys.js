@@ -1,9 +1,9 @@
 // Keys: who else may call the relay.  Making one needs the token itself: it outlives this session.
 
-import { Refused, send } from "/ui/calls.js";
-import { asking } from "/ui/dialogs.js";
-import { button, copyButton, doing, fill, h, input, labelled, Pages, problem, say, section, Table, when } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { Refused, send } from "./calls.js";
+import { asking } from "./dialogs.js";
+import { button, copyButton, doing, fill, h, input, labelled, Pages, problem, say, section, Table, when } from "./dom.js";
+import { t } from "./strings.js";
 
 export const title = t("API keys");
 export const scope = "admin";
@@ -18,7 +18,7 @@ export function open(place, page) {
     owner: t("Owner"), scopes: t("Scopes"), plan: t("Plan"), senders: t("Sends from"), made: t("Made"), used: t("Last used"), ends: t("Ends"), command: t("Command"),
   }, { none: t("No key yet."), id: "keys" });
   const show = (one, first = false) => table.add(one.id, (row) => fillRow(row, one, revoke), null, first);
-  const revoke = (one) => () => asking({ title: t("Revoke the key of {0}?", one.owner), says: t("It opens nothing from then on."), fields: [], does: t("Revoke"), act: async () => {
+  const revoke = (one) => () => asking({ title: t("Revoke the key of {0}?", one.owner), says: t("It opens nothing from then on."), does: t("Revoke"), act: async () => {
     await send("DELETE", `keys/${one.id}`);
     if (one.expires_at) table.remove(one.id); // such a key is deleted
     else show({ ...one, revoked_at: new Date().toISOString() });
@@ -37,7 +37,7 @@ export function open(place, page) {
       const key = await send("POST", "keys", wanted);
       form.reset();
       show(key, true);
-      made.replaceChildren(h("span", { text: `${t("The key of {0}, shown this once:", key.owner)} ` }), h("output", { text: key.token }), copyButton(key.token, t("the key")));
+      made.replaceChildren(h("span", `${t("The key of {0}, shown this once:", key.owner)} `), h("output", key.token), copyButton(key.token, t("the key")));
     } catch (error) {
       if (!(error instanceof Refused) || error.problem !== "token-needed") throw error;
       token.focus();
@@ -45,14 +45,14 @@ export function open(place, page) {
     }
   }) },
     labelled(t("Owner"), input("owner", { required: true })),
-    h("fieldset", {}, h("legend", { text: t("Scopes") }), SCOPES.map((name) => h("label.check", { lang: "en" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
+    h("fieldset", h("legend", t("Scopes")), SCOPES.map((name) => h("label.check", { lang: "en" }, h("input", { type: "checkbox", name: "scopes", value: name, defaultChecked: name === "read" }), ` ${name}`))),
     labelled(t("Plan"), h("select", { name: "plan" }, PLANS.map((name) => h("option", { value: name, text: name })))),
     labelled(t("From (empty: any address)"), input("from", { placeholder: t("own, @example.org, ann@example.com") })),
     asked,
-    h("button", { text: t("Make a key") }));
+    h("button", t("Make a key")));
   const pages = new Pages(page.list, (items) => items.forEach((one) => show(one)));
   place.append(section(t("API keys"), form, trouble, made, table.element, pages.element));
-  pages.start("keys?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
+  page.well(pages.start("keys?limit=50"), trouble);
 }
 
 // What a key may send from; a key that may not send sends from nowhere.

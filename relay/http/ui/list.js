@@ -6,8 +6,8 @@
 // page as the end comes near.  What arrives stands on top and slides in; where the list is scrolled, what
 // is being read stays where it is.
 
-import { clip, copied, h, say, since, when } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { clip, copied, h, say, since, when } from "./dom.js";
+import { t } from "./strings.js";
 
 const ROW = matchMedia("(pointer:coarse)").matches ? 48 : 36; // px; style.css says the same
 const ALL = 250; // rows that are all there, so that the browser's own search finds them
@@ -298,9 +298,9 @@ export class MessageList {
   bare() {
     const row = h("li.row");
     row.append(
-      h("label.pick", {}, h("input", { type: "checkbox", onclick: (pressed) => this.pick(row.dataset.id, pressed.target.checked, pressed.shiftKey) })),
-      h("span.from", {}, h("span", { dir: "auto" }), h("span.to", { dir: "ltr" })),
-      h("span.what", {}, h("a.subject", { dir: "auto" }), h("span.under", {}, h("span.tags"), h("span.snippet", { dir: "auto" }))),
+      h("label.pick", h("input", { type: "checkbox", onclick: (pressed) => this.pick(row.dataset.id, pressed.target.checked, pressed.shiftKey) })),
+      h("span.from", h("span", { dir: "auto" }), h("span.to", { dir: "ltr" })),
+      h("span.what", h("a.subject", { dir: "auto" }), h("span.under", h("span.tags"), h("span.snippet", { dir: "auto" }))),
       h("span.marks"),
       h("time", {}),
     );
@@ -328,7 +328,7 @@ export class MessageList {
       marks.replaceChildren(...(item.otp ? [copied(item.otp, t("the code"), { class: "chip" })] : []));
       under.firstChild.replaceChildren(
         ...(item.has_attachments ? [clip()] : []),
-        ...tags.slice(0, TAGS).map((tag) => h("span.tag", { text: tag })),
+        ...tags.slice(0, TAGS).map((tag) => h("span.tag", tag)),
         ...(tags.length > TAGS ? [h("span.tag", { text: `+${tags.length - TAGS}`, title: tags.join(", ") })] : []),
       );
     }

@@ -7,17 +7,17 @@
 // with ?q= for a search.  An anonymous inbox is this browser's: its token became a cookie of that
 // inbox alone and a key, which the page remembers with the address.
 
-import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, Refused, send } from "/ui/calls.js";
-import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "/ui/badge.js";
-import { asking, field } from "/ui/dialogs.js";
-import { arrange, button, bytes, copyButton, doing, h, input, keepFocus, lasting, number, Pages, problem, recall, retain, say, settled, titled, when, whose } from "/ui/dom.js";
-import { firstMail, howToSignIn } from "/ui/hello.js";
-import { keysOf, showKeys } from "/ui/hotkeys.js";
-import { MessageList } from "/ui/list.js";
-import { divide } from "/ui/panes.js";
-import { base, Reader } from "/ui/reader.js";
-import { inboxes, keepInboxes } from "/ui/secrets.js";
-import { named as said, t } from "/ui/strings.js";
+import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, Refused, send } from "./calls.js";
+import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "./badge.js";
+import { asking, field } from "./dialogs.js";
+import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, recall, retain, say, settled, titled, when, whose } from "./dom.js";
+import { firstMail, howToSignIn } from "./hello.js";
+import { keysOf, showKeys } from "./hotkeys.js";
+import { MessageList } from "./list.js";
+import { divide } from "./panes.js";
+import { base, Reader } from "./reader.js";
+import { inboxes, keepInboxes } from "./secrets.js";
+import { named as said, t } from "./strings.js";
 
 export const title = t("Mail");
 export const scope = null;
@@ -424,16 +424,16 @@ function makeRail(mail) {
   const rows = new Map();
   const body = h("ul", { id: "inboxes", ariaLabel: t("Live inboxes") });
   const folders = h("ul", { id: "folders", ariaLabel: t("All") });
-  const none = h("p.none", { text: `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} ` });
+  const none = h("p.none", `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} `);
   // The narrowest screens show the inboxes alone, and the lines to copy stand in the list.
   if (all) none.append(h("a.first", { href: "#/mail/all", text: t("Send the first mail") }));
   const quota = h("p.small");
   const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), ariaLabel: t("Find an inbox"), oninput: settled(() => refresh()) });
   let [marked, unread, counting, again] = [null, 0, false, false];
 
-  const folder = (key, href, text) => h("li", {}, h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b.badge", { hidden: true })));
+  const folder = (key, href, text) => h("li", h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b.badge", { hidden: true })));
   const others = h("ul");
-  const further = h("li", {}, h("details", {}, h("summary", { text: t("More tags") }), others));
+  const further = h("li", h("details", h("summary", t("More tags")), others));
   function showFolders() {
     const made = new Map([...folders.querySelectorAll("a")].map((link) => [link.dataset.key, link.parentElement]));
     const want = (key, href, text) => made.get(key) ?? folder(key, href, text);
@@ -447,10 +447,10 @@ function makeRail(mail) {
     mark(marked);
   }
 
-  const make = (one) => h("li", {}, h("a", { href: `#/mail/${part(one.address)}`, "data-key": one.address },
+  const make = (one) => h("li", h("a", { href: `#/mail/${part(one.address)}`, "data-key": one.address },
     h("span.address", { dir: "ltr", text: one.address, title: one.address }),
     h("b.badge", { hidden: true }),
-    h("span.small", {}, h("span.left"), h("span.count"))));
+    h("span.small", h("span.left"), h("span.count"))));
   const fillRow = (row, one) => {
     const count = row.querySelector(".count");
     say(count, usage(one));
@@ -563,22 +563,22 @@ function makeRail(mail) {
         refresh();
       }),
     },
-    h("label", { text: t("Name ") }, input("local_part", { autocomplete: "off", spellcheck: false, placeholder: t("random") })),
-    h("label", { text: t("Minutes ") }, h("input", { name: "ttl_minutes", type: "number", min: "1" })),
-    h("button", { text: t("Create") }),
+    h("label", t("Name "), input("local_part", { autocomplete: "off", spellcheck: false, placeholder: t("random") })),
+    h("label", t("Minutes "), h("input", { name: "ttl_minutes", type: "number", min: "1" })),
+    h("button", t("Create")),
   );
   const words = button(t("Notify me"), async () => {
     words.ariaPressed = String(await notify(!notifies()));
   }, { title: t("Say so when mail comes while this page is not looked at"), ariaPressed: String(notifies()) });
   const makes = page.who === null || page.may("read");
   const element = h("section.rail", { ariaLabel: t("Inboxes") },
-    h("div.scroller", {},
-      makes ? form : h("p.small", { text: t("A key makes and reads inboxes with the scope read, which this one has not.") }), trouble,
+    h("div.scroller",
+      makes ? form : h("p.small", t("A key makes and reads inboxes with the scope read, which this one has not.")), trouble,
       folders,
-      h("h2.small", { text: t("Inboxes") }),
+      h("h2.small", t("Inboxes")),
       all ? search : null,
       body, none, pages.element, quota),
-    h("p.foot", {}, button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", "Notification" in self ? words : ""));
+    h("p.foot", button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", "Notification" in self ? words : ""));
   showFolders();
   recount();
   retag();
@@ -628,10 +628,10 @@ class List {
     this.heading = h("h2", { tabindex: "-1" }, address
       ? [h("output", { id: "address", text: address }), " ", copyButton(address, t("the address"))]
       : tag ? h("span", { text: `# ${tag}`, dir: "auto" }) : at.key === "sent" ? t("Sent") : t("All mail"));
-    const said = h("p.small", {}, this.expires, this.stream, this.hits, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
+    const said = h("p.small", this.expires, this.stream, this.hits, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
     mail.middle.append(
-      h("div.top", {},
-        h("div.bar", {}, h("a.back", { href: "#/mail", text: t("‹ Inboxes") }), this.heading, address ? "" : said),
+      h("div.top",
+        h("div.bar", h("a.back", { href: "#/mail", text: t("‹ Inboxes") }), this.heading, address ? "" : said),
         address ? said : "", this.field, this.terms,
         this.trouble),
       this.empty,
@@ -764,9 +764,7 @@ class List {
   }
 
   async load(path) {
-    let { items, next } = await pageOf(path, { signal: this.signal });
-    // A page may be empty and yet not the last: the relay looks at so many rows a call.
-    for (let tries = 0; !items.length && next && tries < 10; tries += 1) ({ items, next } = await pageOf(next, { signal: this.signal }));
+    let { items, next } = await firstOf((at) => pageOf(at, { signal: this.signal }), path);
     if (this.at.key === "sent") items = items.map((one) => ({ ...one, from_address: whose(one.recipient), subject: titled(one.subject, one.id), received_at: one.created_at, snippet: said(one.status), tags: one.tag ? [one.tag] : [] }));
     return { items: items.filter((one) => !this.gone.has(one.id) && !this.mail.going.has(one.id) && !(this.swept && one.received_at < this.until)), next };
   }
@@ -837,8 +835,8 @@ class List {
     this.emptyFor = state;
     if (!empty) return;
     if (this.q) this.empty.replaceChildren(h("p.none", { role: "status", text: this.wrong || (open ? t("No message matches: a quotation mark is not closed.") : t("No message matches.")) }));
-    else if (this.at.key === "sent") this.empty.replaceChildren(h("p.none", { text: t("Nothing was sent yet.") }));
-    else if (this.at.tag) this.empty.replaceChildren(h("p.none", { text: t("No message has this tag.") }));
+    else if (this.at.key === "sent") this.empty.replaceChildren(h("p.none", t("Nothing was sent yet.")));
+    else if (this.at.tag) this.empty.replaceChildren(h("p.none", t("No message has this tag.")));
     else this.empty.replaceChildren(firstMail(this.at.address ?? null, this.page, this.signal));
   }
 
@@ -902,7 +900,6 @@ class List {
     asking({
       title: t("Delete this inbox"),
       says: t("Delete {0}? Its mail goes with it.", address),
-      fields: [],
       does: t("Delete"),
       act: async () => {
         await send("DELETE", base(address));

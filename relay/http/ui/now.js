@@ -1,10 +1,10 @@
 // Now: what needs a person first, mail as it flows, how much moved and moves, and the tree that moves it.
 
-import { ask, clock, eventsIn, keepUp, send } from "/ui/calls.js";
-import { asking } from "/ui/dialogs.js";
-import { button, copyButton, doing, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "/ui/dom.js";
-import { Plot, SPANS } from "/ui/plot.js";
-import { language, named, spoken, t } from "/ui/strings.js";
+import { ask, clock, eventsIn, keepUp, send } from "./calls.js";
+import { commanding } from "./dialogs.js";
+import { button, copyButton, doing, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "./dom.js";
+import { Plot, SPANS } from "./plot.js";
+import { language, named, spoken, t } from "./strings.js";
 
 export const title = t("Now");
 export const scope = "admin";
@@ -46,7 +46,7 @@ export function open(place, page) {
   place.append(
     section(t("Attention"), attention, news, trouble, outage),
     section(t("Mail in flight"), flow.element),
-    section(t("Traffic"), h("div.bar", {}, counts, h("span.space"), spans), h("div.plots", {}, all.map((plot) => plot.element))),
+    section(t("Traffic"), h("div.bar", counts, h("span.space"), spans), h("div.plots", all.map((plot) => plot.element))),
     section(t("Supervision"), tree.element, menu),
   );
 
@@ -110,7 +110,7 @@ function showAttention(list, news, concerns, resume) {
   const wanted = concerns.length ? concerns : [{ grade: "ok", text: t("Nothing needs attention.") }];
   while (list.childElementCount > wanted.length) list.lastElementChild.remove();
   wanted.forEach((one, at) => {
-    const item = list.children[at] ?? list.appendChild(h("li", {}, h("a")));
+    const item = list.children[at] ?? list.appendChild(h("li", h("a")));
     item.className = one.grade;
     const said = spoken(one.text);
     say(item.firstChild, said ?? one.text);
@@ -119,7 +119,7 @@ function showAttention(list, news, concerns, resume) {
     else item.firstChild.removeAttribute("href");
     if ((item.dataset.command ?? "") === (one.command ?? "")) return;
     item.dataset.command = one.command ?? "";
-    item.replaceChildren(item.firstChild, ...(one.command ? [h("span.mends", {}, h("code", { text: one.command }), copyButton(one.command, t("the command")),
+    item.replaceChildren(item.firstChild, ...(one.command ? [h("span.mends", h("code", one.command), copyButton(one.command, t("the command")),
       / resume\b/.test(one.command) ? button(named("resume"), resume(one), { class: "copy", ariaDescription: one.text }) : "")] : []));
   });
   const about = wanted.map((one) => one.text.replace(/\d+/g, "")).join();
@@ -173,10 +173,10 @@ function makeFlow() {
     return made;
   };
   // An actor leads to its row in the tree, or to the view of what it has; what is none to a view.
-  const row = (label, names, ...more) => h("div", {}, h("ol.flow", { ariaLabel: label }, names.map(([name, counter, view, text]) => {
+  const row = (label, names, ...more) => h("div", h("ol.flow", { ariaLabel: label }, names.map(([name, counter, view, text]) => {
     const waits = h("small");
-    const head = h("b", { text: text ?? name });
-    const item = h("li", {}, counter ? edge(counter) : "", h("a.station", { href: `#/${view ?? `now/${name}`}` }, head, waits));
+    const head = h("b", text ?? name);
+    const item = h("li", counter ? edge(counter) : "", h("a.station", { href: `#/${view ?? `now/${name}`}` }, head, waits));
     stations[name] = { item, head, waits, actor: !text };
     return item;
   })), ...more);
@@ -340,9 +340,9 @@ function showMenu(menu, node, pressed, trouble, command) {
   const acts = node.commands.map((verb) => button(named(verb), (chosen) => {
     close();
     if (verb !== "restart") return doing(trouble, () => command(node.name, verb))(chosen);
-    asking({ title: t("Restart {0}?", node.name), says: t("What it has in hand is finished first; what waits is kept."), fields: [], does: t("Restart"), act: () => command(node.name, verb) });
+    commanding(node.name, verb, () => command(node.name, verb));
   }));
-  menu.replaceChildren(h("b", { text: node.name }), h("span.small", { text: policy(node) }), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
+  menu.replaceChildren(h("b", node.name), h("span.small", policy(node)), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
   menu.ariaLabel = t("Commands for {0}", node.name);
   menu.role = "dialog";
   menu.showPopover({ source: pressed });

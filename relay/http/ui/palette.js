@@ -1,14 +1,25 @@
 // Ctrl K or ⌘K: a field that finds views, inboxes, messages and actors, and does things.
 
-import { get, query } from "/ui/calls.js";
-import { h, settled, since } from "/ui/dom.js";
-import { senderOf } from "/ui/list.js";
-import { t } from "/ui/strings.js";
+import { get, query, send } from "./calls.js";
+import { commanding, tell } from "./dialogs.js";
+import { h, settled, since } from "./dom.js";
+import { senderOf } from "./list.js";
+import { named, t } from "./strings.js";
 
 const part = encodeURIComponent;
 const MOST = 6; // of a kind
 
-// `page`: {may, views() → [{title, href}], actions() → [{title, act}], more(words, options) → the
+// What it does may say something, or fail, when this is closed.
+async function act(one) {
+  const said = (text) => tell(one.title, text);
+  try {
+    await one.act(said);
+  } catch (error) {
+    said(error.message);
+  }
+}
+
+// `page`: {may, views() → [{title, href}], actions() → [{title, act(tell)}], more(words, options) → the
 // same with a kind, and a promise of it}.
 export function palette(page) {
   if (document.querySelector("dialog[open]")) return;
@@ -24,7 +35,7 @@ export function palette(page) {
   const choose = (one) => {
     dialog.close();
     if (one.href) location.href = one.href;
-    else one.act();
+    else act(one);
   };
   const stand = (to) => {
     at = Math.max(0, Math.min(to, known.length - 1));
@@ -39,7 +50,7 @@ export function palette(page) {
   const show = (items) => {
     known = items;
     found.replaceChildren(...items.map((one, index) => h("li", { id: `found-${index}`, role: "option", onclick: () => choose(one) },
-      h("span.kind", { text: one.kind }), h("span.name", { dir: "auto", text: one.title }), one.says ? h("span.small", { dir: "auto", text: one.says }) : "")));
+      h("span.kind", one.kind), h("span.name", { dir: "auto", text: one.title }), one.says ? h("span.small", { dir: "auto", text: one.says }) : "")));
     stand(0);
   };
   const here = (wanted) => {
@@ -52,14 +63,15 @@ export function palette(page) {
   };
   const options = { signal: left.signal };
   async function actors(wanted) {
-    const names = [];
-    const walk = (node) => {
-      names.push(node.name);
-      node.children.forEach(walk);
+    const found = [];
+    const walk = ({ name, commands, children }) => {
+      found.push({ kind: t("actor"), title: name, says: t("its log"), href: `#/logs?actor=${part(name)}` });
+      for (const verb of commands) found.push({ kind: t("do"), title: `${name}: ${named(verb)}`, act: () => commanding(name, verb, () => send("POST", `supervision/${part(name)}/${verb}`)) });
+      children.forEach(walk);
     };
     walk(await get("supervision", options));
-    return names.filter((name) => name.includes(wanted.toLowerCase())).slice(0, MOST)
-      .map((name) => ({ kind: t("actor"), title: name, says: t("its log"), href: `#/logs?actor=${part(name)}` }));
+    const words = wanted.toLowerCase().split(/\s+/);
+    return found.filter(({ title }) => words.every((word) => title.toLowerCase().includes(word))).sort((one, other) => Boolean(one.act) - Boolean(other.act)).slice(0, 2 * MOST);
   }
   async function look() {
     const wanted = field.value.trim();

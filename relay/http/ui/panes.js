@@ -2,8 +2,8 @@
 //
 // The widths are this browser's, and stay as they were left.
 
-import { h, recall, retain } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { h, recall, retain } from "./dom.js";
+import { t } from "./strings.js";
 
 const KEPT = "relay.panes";
 const STEP = 24; // px that an arrow key moves a bar

@@ -1,10 +1,9 @@
 // A plot of one number: what the relay has kept of it, and what is seen live at the right of that.
 
-import { clock } from "/ui/calls.js";
-import { h, say, when } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { clock } from "./calls.js";
+import { drawing, h, say, when } from "./dom.js";
+import { t } from "./strings.js";
 
-const NS = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT] = [240, 56];
 export const SPANS = { 1: t("1 hour"), 6: t("6 hours"), 24: t("24 hours") };
 
@@ -15,14 +14,13 @@ export class Plot {
     this.show = show;
     this.hours = 1;
     this.points = []; // [instant in ms, value or null: unknown], in order
-    this.now = h("strong", { text: "…" });
+    this.now = h("strong", "…");
     this.most = h("small");
-    this.svg = document.createElementNS(NS, "svg");
-    for (const [name, value] of Object.entries({ viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title })) this.svg.setAttribute(name, value);
-    this.line = this.svg.appendChild(document.createElementNS(NS, "path"));
+    this.svg = drawing({ viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title });
+    this.line = this.svg.firstChild;
     this.svg.addEventListener("pointermove", (moved) => this.tell(moved));
     this.svg.addEventListener("pointerleave", () => this.draw());
-    this.element = h("figure.plot", {}, h("figcaption", {}, h("span", { text: title }), this.now, this.most), this.svg);
+    this.element = h("figure.plot", h("figcaption", h("span", title), this.now, this.most), this.svg);
   }
 
   // What the relay has kept, in place of what was seen meanwhile.

@@ -5,14 +5,15 @@
 //   #/queue/STATE[/ID]       what is in a state          #/queue/failures[/ID]  what failed, by error
 //   #/queue/overview         the queue as a whole, in place of a list
 //   #/queue/ID               a message, as links from elsewhere say it
+// with ?recipient=&domain=&tag=&priority= for those of a state that are meant.
 
-import { clock, query, send } from "/ui/calls.js";
-import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "/ui/dom.js";
-import { asking } from "/ui/dialogs.js";
-import { makeFailures, messages } from "/ui/failures.js";
-import { divide } from "/ui/panes.js";
-import { showStory } from "/ui/story.js";
-import { learn, named, spoken, t } from "/ui/strings.js";
+import { clock, query, send } from "./calls.js";
+import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "./dom.js";
+import { asking } from "./dialogs.js";
+import { makeFailures, messages } from "./failures.js";
+import { divide } from "./panes.js";
+import { showStory } from "./story.js";
+import { learn, named, spoken, t } from "./strings.js";
 
 export const title = t("Queue");
 export const scope = "send";
@@ -43,10 +44,46 @@ export function open(place, page) {
   return (at) => view.move(at);
 }
 
+// With all that a list would show, however long it is: how many that are is asked first.  `about`:
+// what is meant, in words; `done(text)`: what came of it.
+async function actOnAll({ get }, verb, wanted, about, done) {
+  const path = "outbound/matching";
+  const { [verb]: count } = await get(`${path}${query(wanted)}`);
+  if (!count) throw new Error(t("There is none with which that may be done."));
+  const does = { retry: t("Retry {0}", messages(count)), hold: t("Hold {0}", messages(count)), cancel: t("Cancel {0}", messages(count)) }[verb];
+  asking({ title: `${does}?`, says: `${dotted(about)}. ${SAYS[verb]()}`, does, keep: t("Change nothing"), act: async () => {
+    const { count: changed } = await send("POST", `${path}/${verb}${query(wanted)}`);
+    await done(t("{0} changed.", messages(changed)));
+  } });
+}
+
+// Deferred mail to a destination, by a route, or all of it; as above.
+async function flush({ get }, { domain, route }, done) {
+  const path = `queue/flush${query({ domain, route })}`;
+  const { count } = await get(path);
+  if (!count) return done(t("No deferred mail is meant."));
+  asking({ title: t("Try {0} now?", messages(count)), says: [domain, route, t("Deferred mail becomes due, and pauses of routes and destinations end.")].filter(Boolean).join(". "), does: t("Try now"),
+    act: async () => done(t("{0} due now.", messages((await send("POST", path)).count))) });
+}
+
+const turn = (verb) => send("POST", `queue/${verb}`);
+const pauseAll = (act) => asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), does: t("Pause"), act });
+
+// For the palette, whichever view is open; `page`: {may, get}.
+export const acts = (page) => [
+  ...["failed", "bounced"].map((status) => ({ title: `${OF_ALL.retry}: ${LISTS[status]}`, act: (tell) => actOnAll(page, "retry", { status }, [LISTS[status]], tell) })),
+  ...(page.may("admin") ? [
+    { title: t("Try all deferred mail now"), act: (tell) => flush(page, {}, tell) },
+    { title: t("Pause all deliveries"), act: () => pauseAll(() => turn("pause")) },
+    { title: t("Resume all deliveries"), act: async (tell) => tell((await turn("resume")).paused ? t("Paused") : t("Deliveries go on.")) },
+  ] : []),
+];
+
 class Queue {
   constructor(page) {
     this.page = page;
     this.key = null; // of the list
+    this.tail = ""; // of its address: the filter
     this.shown = null; // the message that is told of
     this.rows = new Map();
     this.trouble = problem(); // of a command
@@ -58,7 +95,7 @@ class Queue {
     this.heading.id = "queue-heading";
     this.none = h("p.none", { hidden: true });
     this.pages = new Pages(page.list, (items, fresh) => this.show(items, fresh));
-    this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.refresh()) },
+    this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.narrow()) },
       input("recipient", { placeholder: t("an address"), ariaLabel: t("Recipient") }),
       input("domain", { placeholder: t("a domain"), ariaLabel: t("Destination") }),
       input("tag", { placeholder: t("a tag"), ariaLabel: t("Tag") }),
@@ -67,10 +104,10 @@ class Queue {
     this.acts = h("div.bar", { id: "acts", role: "group", ariaLabel: t("With all of the list") });
     this.scroller = h("div.scroller", { id: "outbound", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
     const middle = h("section.middle", { ariaLabel: t("Messages") },
-      h("div.top", {}, h("div.bar", {}, h("a.back", { href: "#/queue", text: t("‹ States") }), this.heading, h("span.space"), this.acts), this.filter, this.done, this.trouble, this.outage),
+      h("div.top", h("div.bar", h("a.back", { href: "#/queue", text: t("‹ States") }), this.heading, h("span.space"), this.acts), this.filter, this.done, this.trouble, this.outage),
       this.scroller);
     this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
-    this.overview = h("div.overview", {}, h("a.back", { href: "#/queue", text: t("‹ States") }),
+    this.overview = h("div.overview", h("a.back", { href: "#/queue", text: t("‹ States") }),
       page.may("admin") ? makeState(page) : "", makeSuppressions(page));
     const reader = h("section.reader", { ariaLabel: t("The story") }, this.story, this.overview);
     addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
@@ -87,10 +124,28 @@ class Queue {
     (links[(at < 0 ? links.findIndex((link) => link.ariaCurrent) : at) + by] ?? links[by < 0 ? 0 : links.length - 1])?.focus();
   }
 
-  move({ parts: [name, id] }) {
+  // What the filter says stands in the address, and in those of what it leads to.
+  narrow() {
+    this.tail = query(Object.fromEntries(new FormData(this.filter)));
+    this.rail.narrow(this.tail);
+    history.replaceState(null, "", this.href(this.shown));
+    this.refresh();
+  }
+
+  href(id) {
+    return `#/queue/${this.key}${id ? `/${id}` : ""}${this.tail}`;
+  }
+
+  move({ parts: [name, id], values }) {
     if (name && name !== "overview" && !Object.hasOwn(LISTS, name)) [name, id] = [undefined, name];
     const key = Object.hasOwn(LISTS, name ?? "") ? name : (name || id) && this.key ? this.key : "all";
-    if (key !== this.key) {
+    const before = this.tail;
+    if (STATES.includes(name)) {
+      for (const one of this.filter.elements) one.value = values.get(one.name) ?? "";
+      this.tail = query(Object.fromEntries(new FormData(this.filter)));
+      this.rail.narrow(this.tail);
+    }
+    if (key !== this.key || before !== this.tail) {
       this.key = key;
       this.element.dataset.state = key;
       this.rows.clear();
@@ -131,7 +186,7 @@ class Queue {
   async tell() {
     const id = this.shown;
     await learn("queue");
-    return showStory(this.story, this.page, id, { wanted: () => this.shown === id, refresh: () => this.refresh(), back: `#/queue/${this.key}` });
+    return showStory(this.story, this.page, id, { wanted: () => this.shown === id, refresh: () => this.refresh(), back: this.href() });
   }
 
   get wanted() {
@@ -142,19 +197,12 @@ class Queue {
     return `outbound${query({ ...this.wanted, limit: PAGE })}`;
   }
 
-  // With all that the list would show, however long it is: how many that are is asked first.
-  async actOnAll(verb) {
-    const wanted = this.wanted;
-    const path = "outbound/matching";
-    const { [verb]: count } = await this.page.get(`${path}${query(wanted)}`);
-    if (!count) throw new Error(t("There is none with which that may be done."));
-    const does = { retry: t("Retry {0}", messages(count)), hold: t("Hold {0}", messages(count)), cancel: t("Cancel {0}", messages(count)) }[verb];
-    const which = dotted([LISTS[this.key], wanted.recipient, wanted.domain, wanted.tag, wanted.priority && named(wanted.priority)]);
-    asking({ title: `${does}?`, says: `${which}. ${SAYS[verb]()}`, fields: [], does, keep: t("Change nothing"), act: async () => {
-      const { count: changed } = await send("POST", `${path}/${verb}${query(wanted)}`);
-      say(this.done, t("{0} changed.", messages(changed)));
-      await this.refresh();
-    } });
+  actOnAll(verb) {
+    const { recipient, domain, tag, priority } = this.wanted;
+    return actOnAll(this.page, verb, this.wanted, [LISTS[this.key], recipient, domain, tag, priority && named(priority)], (text) => {
+      say(this.done, text);
+      return this.refresh();
+    });
   }
 
   async load() {
@@ -183,7 +231,7 @@ class Queue {
       if (still && !known) continue;
       const row = known ?? makeRow(one);
       this.rows.set(one.id, row);
-      fillRow(row, one, `#/queue/${this.key}/${one.id}`);
+      fillRow(row, one, this.href(one.id));
       wanted.push(row);
     }
     if (!fresh) this.list.append(...wanted);
@@ -206,9 +254,9 @@ class Queue {
   }
 }
 
-const makeRow = (one) => h("li.row", {},
+const makeRow = (one) => h("li.row",
   h("span.state"), h("span.from", { dir: "auto" }),
-  h("span.what", {}, h("a.subject", { dir: "auto" }), h("span.snippet")),
+  h("span.what", h("a.subject", { dir: "auto" }), h("span.snippet")),
   h("time", { dateTime: one.created_at, title: when(one.created_at) }));
 
 function fillRow(row, one, href) {
@@ -231,11 +279,11 @@ function makeRail(page) {
   const entry = (key, text) => {
     const link = h("a", { href: `#/queue/${key}`, "data-key": key }, h("span", { text }), h("span.count"));
     links.set(key, link);
-    return h("li", {}, link);
+    return h("li", link);
   };
   const states = h("ul", { id: "states", ariaLabel: t("States") }, STATES.map((key) => entry(key, LISTS[key])));
   const trouble = problem();
-  const body = h("div.scroller", {}, states, h("ul", {}, entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
+  const body = h("div.scroller", states, h("ul", entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
   const element = h("section.rail", { ariaLabel: t("States of the queue") }, body);
   // How many its list shows; "+": more than are counted.
   const tally = async () => {
@@ -247,22 +295,23 @@ function makeRail(page) {
   let refresh = tally;
   if (page.may("admin")) {
     const paused = h("span.held");
-    const turn = async () => show(await send("POST", `queue/${swap.dataset.verb}`));
-    const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? turn() : asking({ title: t("Pause all deliveries?"), says: t("On every node, until somebody resumes them; what is under way ends."), fields: [], does: t("Pause"), act: turn })), { hidden: true });
+    const swapped = async () => show(await turn(swap.dataset.verb));
+    const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? swapped() : pauseAll(swapped)), { hidden: true });
     const show = (queue) => {
       say(paused, queue.paused ? t("Paused") : "");
       swap.hidden = false; // it is known which of both
       swap.dataset.verb = queue.paused ? "resume" : "pause";
       say(swap, queue.paused ? t("resume all") : t("pause all"));
     };
-    element.append(h("div.foot.bar", {}, swap, paused, trouble));
+    element.append(h("div.foot.bar", swap, paused, trouble));
     refresh = async () => show((await Promise.all([page.get("queue"), tally()]))[0]);
   }
   page.every(EVERY, refresh); // that it fails says the look at the list
   const mark = (key) => {
     for (const [name, link] of links) link.ariaCurrent = name === key ? "page" : null;
   };
-  return { element, mark, refresh };
+  const narrow = (tail) => STATES.forEach((key) => links.get(key).setAttribute("href", `#/queue/${key}${tail}`));
+  return { element, mark, narrow, refresh };
 }
 
 // The whole queue, for the administrator
@@ -302,17 +351,13 @@ function makeState(page) {
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
     }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div.small")));
   }, outage);
-  const flush = h("form", { onsubmit: doing(outage, async () => {
-    const [domain, route] = ["domain", "route"].map((name) => flush.elements[name].value.trim());
-    const path = `queue/flush${query({ domain, route })}`;
-    const { count } = await page.get(path);
-    if (!count) return say(done, t("No deferred mail is meant."));
-    asking({ title: t("Try {0} now?", messages(count)), says: [domain, route, t("Deferred mail becomes due, and pauses of routes and destinations end.")].filter(Boolean).join(". "), fields: [], does: t("Try now"),
-      act: async () => say(done, t("{0} due now.", messages((await send("POST", path)).count))) });
+  const form = h("form", { onsubmit: doing(outage, () => {
+    const [domain, route] = ["domain", "route"].map((name) => form.elements[name].value.trim());
+    return flush(page, { domain, route }, (text) => say(done, text));
   }) }, labelled(t("Deferred mail to"), input("domain", { placeholder: t("any domain") })),
-    labelled(t("By the route"), input("route", { placeholder: t("any route"), list: "routes" })), routes, h("button", { text: t("Try it now") }));
+    labelled(t("By the route"), input("route", { placeholder: t("any route"), list: "routes" })), routes, h("button", t("Try it now")));
   const done = h("p.small", { role: "status" });
-  return section(t("The whole queue"), h("h2", { text: t("The whole queue") }), counts, outage, flush, done, held.element);
+  return section(t("The whole queue"), h("h2", t("The whole queue")), counts, outage, form, done, held.element);
 }
 
 // Suppressions
@@ -332,7 +377,7 @@ function makeSuppressions(page) {
   }) },
     labelled(t("Address"), input("address", { required: true })),
     labelled(t("Reason"), h("input", { name: "reason" })),
-    h("button", { text: t("Suppress") }));
-  pages.start("suppressions?limit=50").catch((error) => page.signal.aborted || say(trouble, error.message));
-  return section(t("Suppressions"), h("h2", { text: t("Suppressions") }), form, trouble, table.element, pages.element);
+    h("button", t("Suppress")));
+  page.well(pages.start("suppressions?limit=50"), trouble);
+  return section(t("Suppressions"), h("h2", t("Suppressions")), form, trouble, table.element, pages.element);
 }

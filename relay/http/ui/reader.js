@@ -3,14 +3,14 @@
 // Its HTML is shown in a frame that runs nothing, loads nothing but what the relay hands out, and
 // leads nowhere: a link is shown in full first, and opens in a tab that is told no referrer.
 
-import { ask, get, send, ticketed } from "/ui/calls.js";
-import { button, bytes, copyButton, doing, h, problem, recall, retain, say, when } from "/ui/dom.js";
-import { asking, field } from "/ui/dialogs.js";
-import { away, MessageFrame, outside, spelt } from "/ui/frame.js";
-import { senderOf } from "/ui/list.js";
-import { blocks, coloured, headersOf, rawOf, valuesOf } from "/ui/source.js";
-import { showStory } from "/ui/story.js";
-import { learn, locale, named, spoken, t } from "/ui/strings.js";
+import { ask, get, send, ticketed } from "./calls.js";
+import { button, bytes, copyButton, doing, h, problem, recall, retain, say, when } from "./dom.js";
+import { asking, field } from "./dialogs.js";
+import { away, MessageFrame, outside, spelt } from "./frame.js";
+import { senderOf } from "./list.js";
+import { blocks, coloured, headersOf, rawOf, valuesOf } from "./source.js";
+import { showStory } from "./story.js";
+import { learn, locale, named, spoken, t } from "./strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
 
@@ -28,8 +28,8 @@ export class Reader {
     this.mail = mail;
     this.trouble = problem();
     this.element = h("article", { id: "message", "aria-labelledby": "message-subject", hidden: true });
-    this.none = h("p.none", { text: t("Choose a message to read it.") });
-    this.back = h("a.back", { text: t("‹ Back") });
+    this.none = h("p.none", t("Choose a message to read it."));
+    this.back = h("a.back", t("‹ Back"));
     this.near = [[t("Newer"), "k"], [t("Older"), "j"]].map(([text, key], at) => h("a.button", { text: "↑↓"[at], ariaLabel: text, hidden: true, title: `${text} (${key})` }));
     this.place = h("section.reader", { ariaLabel: t("Reader") }, this.trouble, this.none, this.element);
     this.reading = null;
@@ -119,7 +119,7 @@ export class Reader {
   tagged(message) {
     const place = h("span", { id: "message-tags" });
     const fill = this.retag = () => place.replaceChildren(
-      ...message.tags.map((tag) => h("span.tag", {}, h("span", { text: tag, dir: "auto" }), button("×", doing(this.trouble, () => this.mail.untag(message, tag).then(fill)), { ariaLabel: t("Remove the tag {0}", tag) }))),
+      ...message.tags.map((tag) => h("span.tag", h("span", { text: tag, dir: "auto" }), button("×", doing(this.trouble, () => this.mail.untag(message, tag).then(fill)), { ariaLabel: t("Remove the tag {0}", tag) }))),
       button(`+ ${t("Tag")}`, () => this.mail.tag([message], fill), { title: t("Tag this message") }));
     fill();
     return place;
@@ -171,7 +171,7 @@ export class Reader {
       framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said) });
       return [framed.element];
     });
-    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p.none", { text: t("This message has no text.") }));
+    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p.none", t("This message has no text.")));
     if (first) showAs("Source", () => coloured(message.body_html));
     showAs("Headers", () => headersOf(message.headers));
     showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));
@@ -180,33 +180,33 @@ export class Reader {
       const look = async (links) => {
         const [answer] = await Promise.all([get(`${path}/checks${links ? "?links=true" : ""}`, { signal }), learn("checks")]);
         const found = checksOf(answer);
-        place.replaceChildren(...found, links || !message.links.length ? "" : h("p", {}, button(t("Ask the links, too"), doing(trouble, () => look(true)), { title: t("Whether each answers: their servers see the relay's address") })));
+        place.replaceChildren(...found, links || !message.links.length ? "" : h("p", button(t("Ask the links, too"), doing(trouble, () => look(true)), { title: t("Whether each answers: their servers see the relay's address") })));
       };
       look(false).catch((error) => say(place, error.message));
       return place;
     });
     this.element.replaceChildren(
-      h("div.bar", {}, this.back, ...this.near,
+      h("div.bar", this.back, ...this.near,
         h("span.space"),
         page.may("send") ? button(t("Reply"), () => reply(message, this.mail), { title: t("Answer it from this inbox's address") }) : "",
         page.may("send") ? button(t("Release"), doing(trouble, () => this.mail.release([message])), { title: t("Send it on as it came") }) : "",
         button(t("Unread"), doing(trouble, () => this.mail.unread(message)), { title: t("Mark unread (u)") }),
         button(t("Delete"), () => this.mail.remove([message]), { title: t("Delete (#)") })),
-      h("header.head", {},
+      h("header.head",
         subject,
         h("p", { id: "message-facts" },
           h("b", { text: senderOf(sender), dir: "auto" }), senderOf(sender) === message.from_address ? "" : ` <${message.from_address}>`, ` → ${message.to}`),
         ["To", "Cc"].map((name) => fieldOf(message, name)),
-        h("p.bar.facts", {},
-          h("time", { dateTime: message.received_at, text: when(message.received_at) }), h("span", { text: bytes(message.size) }),
+        h("p.bar.facts",
+          h("time", { dateTime: message.received_at, text: when(message.received_at) }), h("span", bytes(message.size)),
           button(t("Download"), doing(trouble, () => download(`${path}/raw`, `${message.id}.eml`))),
           page.may("admin") ? h("a", { href: `#/logs?text=${message.id}`, text: t("Log lines") }) : "",
           this.tagged(message)),
         message.error ? h("p.problem", { lang: "en", text: message.error }) : "",
-        message.otp ? h("p", { id: "message-code" }, h("span", { text: t("Code ") }), h("output", { text: message.otp }), " ", copyButton(message.otp, t("the code"))) : "",
+        message.otp ? h("p", { id: "message-code" }, h("span", t("Code ")), h("output", message.otp), " ", copyButton(message.otp, t("the code"))) : "",
         linksOf(message.links),
         attached(path, message, trouble, signal)),
-      h("div.bar", {}, forms, h("span.space"), h("span.looks", {}, shades, widths)),
+      h("div.bar", forms, h("span.space"), h("span.looks", shades, widths)),
       body,
     );
     this.element.hidden = false;
@@ -220,7 +220,7 @@ function fieldOf(message, name) {
   const said = valuesOf(message.headers, name.toLowerCase()).join(", ").slice(0, 2000);
   const alone = said.replace(/^.*<|>\s*$/g, "").trim().toLowerCase();
   return !said || alone === message.to.toLowerCase() ? "" : said.length > 200
-    ? h("details.small.named", {}, h("summary", { text: `${name}: ${said.slice(0, 60)}…`, dir: "auto" }), said)
+    ? h("details.small.named", h("summary", { text: `${name}: ${said.slice(0, 60)}…`, dir: "auto" }), said)
     : h("p.small", { text: `${name}: ${said}`, dir: "auto" });
 }
 
@@ -241,13 +241,13 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   const verdicts = Object.entries({ SPF: spf, DKIM: dkim, DMARC: dmarc });
   const said = score >= 9 ? "good" : score >= 6 ? "fair" : "poor";
   return [
-    h("p", { class: `score is-${said}` }, h("strong", { text: t("{0} of 10", score.toLocaleString(locale)) }), " ",
+    h("p", { class: `score is-${said}` }, h("strong", t("{0} of 10", score.toLocaleString(locale))), " ",
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
-    reasons.length ? h("p.small", { text: reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ") }) : "",
+    reasons.length ? h("p.small", reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ")) : "",
     findings.length
-      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", { text: named(severity) }), " ", inWords(text))))
+      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", named(severity)), " ", inWords(text))))
       : "",
-    h("dl", {}, verdicts.map(([name, { result, detail }]) => [h("dt", { text: name }), h("dd", {}, h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", inWords(detail))]).flat()),
+    h("dl", verdicts.map(([name, { result, detail }]) => [h("dt", name), h("dd", h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", inWords(detail))]).flat()),
   ].filter(Boolean);
 }
 
@@ -256,11 +256,11 @@ function linksOf(links) {
   const likely = links.find((one) => outside(one) && LIKELY.test(one) && !UNLIKELY.test(one))
     ?? links.find((one) => outside(one) && !UNLIKELY.test(one));
   const rest = links.filter((one) => one !== likely);
-  return h("div.links", {},
-    likely ? h("p", { id: "message-link" }, h("span", { text: t("Link ") }), away(likely), copyButton(spelt(likely), t("the link"))) : "",
+  return h("div.links",
+    likely ? h("p", { id: "message-link" }, h("span", t("Link ")), away(likely), copyButton(spelt(likely), t("the link"))) : "",
     rest.length
-      ? h("details", { id: "message-links" }, h("summary", { text: rest.length === 1 ? (likely ? t("1 more link") : t("1 link")) : likely ? t("{0} more links", rest.length) : t("{0} links", rest.length) }),
-        h("ul", {}, rest.map((target) => h("li", {}, outside(target) ? away(target) : h("code", { text: target }), " ", copyButton(spelt(target), t("the link"))))))
+      ? h("details", { id: "message-links" }, h("summary", rest.length === 1 ? (likely ? t("1 more link") : t("1 link")) : likely ? t("{0} more links", rest.length) : t("{0} links", rest.length)),
+        h("ul", rest.map((target) => h("li", outside(target) ? away(target) : h("code", target), " ", copyButton(spelt(target), t("the link"))))))
       : "");
 }
 
@@ -271,7 +271,7 @@ function attached(path, { attachments, body_html: html }, trouble, signal) {
   return [
     attachmentsOf(path, attachments.filter((one) => !shown(one)), { id: "message-attachments", ariaLabel: t("Attachments") }, trouble, signal),
     inline.length
-      ? h("details", {}, h("summary", { text: inline.length === 1 ? t("1 picture in the message") : t("{0} pictures in the message", inline.length) }), attachmentsOf(path, inline, { ariaLabel: t("Pictures in the message") }, trouble, signal))
+      ? h("details", h("summary", inline.length === 1 ? t("1 picture in the message") : t("{0} pictures in the message", inline.length)), attachmentsOf(path, inline, { ariaLabel: t("Pictures in the message") }, trouble, signal))
       : "",
   ];
 }
@@ -285,9 +285,9 @@ function attachmentsOf(path, attachments, said, trouble, signal) {
       const name = one.filename ?? t("attachment {0}", one.index);
       const made = h("button", { type: "button", onclick: get(one), title: t("Download: {0}", one.content_type) },
         h("span.kind", { text: (/\.([a-z0-9]{1,4})$/i.exec(name)?.[1] ?? "?").toLowerCase(), "aria-hidden": "true" }),
-        h("span.name", { dir: "auto", text: name }), h("span.small", { text: bytes(one.size) }));
+        h("span.name", { dir: "auto", text: name }), h("span.small", bytes(one.size)));
       if (said.id && PICTURES.test(one.content_type) && one.size <= THUMBNAIL) pictures.push([`${path}/attachments/${one.index}`, one.content_type, made, signal]);
-      return h("li", {}, made);
+      return h("li", made);
     }));
   thumbnails(pictures.slice(0, THUMBNAILS));
   return list;

@@ -2,9 +2,9 @@
 //
 //   #/settings?q=WORDS       those that match       #/settings/NAME    one of them
 
-import { get } from "/ui/calls.js";
-import { copied, fill, h, labelled, number, problem, say, section, Table } from "/ui/dom.js";
-import { choose, chosen, language, LANGUAGES, learn, named, spoken, t } from "/ui/strings.js";
+import { get } from "./calls.js";
+import { copied, fill, h, labelled, number, problem, say, section, Table } from "./dom.js";
+import { choose, chosen, language, LANGUAGES, learn, named, spoken, t } from "./strings.js";
 
 export const title = t("Settings");
 export const scope = "admin";
@@ -49,8 +49,8 @@ export function open(place, page) {
   const table = new Table(t("What is in force"), { setting: t("Setting"), value: t("Value"), source: t("Comes from"), meaning: t("Meaning") }, { none: t("No setting matches."), id: "settings" });
   let all = [];
   place.append(languageChoice(), section(t("Settings"),
-    h("p", { text: t("They are read at the start: change the file or the variable, and start the relay again.") }),
-    h("form", { onsubmit: (submitted) => submitted.preventDefault() }, field, h("label.check", {}, set, ` ${t("only what is set")}`)), count, trouble, table.element));
+    h("p", t("They are read at the start: change the file or the variable, and start the relay again.")),
+    h("form", { onsubmit: (submitted) => submitted.preventDefault() }, field, h("label.check", set, ` ${t("only what is set")}`)), count, trouble, table.element));
 
   function narrow() {
     const shown = matching(all, field.value).filter((one) => !set.checked || one.source !== "default");
@@ -60,7 +60,7 @@ export function open(place, page) {
         row.cells[1].dir = "ltr";
         row.cells[1].lang = "en";
         row.cells[3].lang = one.lang;
-        row.cells[3].append(...one.meaning.split("`").map((part, at) => (at % 2 ? h("code", { text: part }) : part)));
+        row.cells[3].append(...one.meaning.split("`").map((part, at) => (at % 2 ? h("code", part) : part)));
         row.classList.toggle("set", one.source !== "default");
         if (one.source === "default") return;
         row.cells[1].title = t("By default: {0}", spelt(one.default) || t("nothing"));

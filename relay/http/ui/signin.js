@@ -1,8 +1,8 @@
 // Sign in: a token for a cookie and the page's key.
 
-import { doing, h, labelled, problem } from "/ui/dom.js";
-import { languageChoice } from "/ui/settings.js";
-import { t, told } from "/ui/strings.js";
+import { doing, h, labelled, problem } from "./dom.js";
+import { languageChoice } from "./settings.js";
+import { t, told } from "./strings.js";
 
 export const title = t("Sign in");
 export const scope = null;
@@ -21,11 +21,11 @@ export function open(place, page) {
       }),
     },
     labelled(t("Token"), h("input", { name: "token", type: "password", autocomplete: "off", required: true })),
-    h("button", { text: t("Sign in") }),
+    h("button", t("Sign in")),
   );
   place.append(
     done,
-    h("p", {}, told(t("In a terminal, {0} signs your browser in. Or with the administrator's token (in run/relay.json of the data directory) or an API key:"), h("code", { text: "relay open" }))),
+    h("p", told(t("In a terminal, {0} signs your browser in. Or with the administrator's token (in run/relay.json of the data directory) or an API key:"), h("code", "relay open"))),
     form,
     trouble,
     languageChoice(),

@@ -3,9 +3,9 @@
 //
 // Everything is text: a token of the source is a span around it, never markup.
 
-import { ask } from "/ui/calls.js";
-import { h, lasting, say, when } from "/ui/dom.js";
-import { t } from "/ui/strings.js";
+import { ask } from "./calls.js";
+import { h, lasting, say, when } from "./dom.js";
+import { t } from "./strings.js";
 
 const SHOWN = 200_000; // characters that are coloured; the rest is in Raw
 const PART = 2000; // characters that are laid out together
@@ -14,7 +14,7 @@ const PIECE = /<!--[\s\S]*?(?:-->|$)|<\/?[a-zA-Z][^\s<>\/]*|\/?>|"[^"<>]*"|'[^'<
 
 // A text to be shown, in parts of which a browser lays out those that are seen: letters of two
 // directions, 200 kB of them in one piece, take it a minute.
-export const blocks = (text) => (text.length > PART ? [...parts(text)].map((part) => h("div", { text: part })) : [text]);
+export const blocks = (text) => (text.length > PART ? [...parts(text)].map((part) => h("div", part)) : [text]);
 
 // Cut behind lines, as far as they are no longer.
 function* parts(text) {
@@ -106,12 +106,12 @@ export function headersOf(headers) {
   const way = hops(headers);
   const found = verdicts(headers);
   return [
-    way.length ? h("section", { id: "message-path" }, h("h3", { text: t("The way it took") }),
-      h("ol", {}, way.map(({ from, by, with: how, at, took }) => h("li", {},
-        h("b", { text: by || "?" }), from ? ` ← ${from}` : "", how ? h("span.small", { text: ` ${how}` }) : "",
+    way.length ? h("section", { id: "message-path" }, h("h3", t("The way it took")),
+      h("ol", way.map(({ from, by, with: how, at, took }) => h("li",
+        h("b", by || "?"), from ? ` ← ${from}` : "", how ? h("span.small", ` ${how}`) : "",
         at ? h("time.small", { dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
         took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))) : "",
     found.length ? h("p", { id: "message-verdicts" }, found.map(([what, result]) => [h("span", { class: `verdict is-${result}`, text: `${what} ${result}` }), " "]).flat()) : "",
-    h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", { text: name }), h("dd", { text: value, dir: "auto" })]).flat()),
+    h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", name), h("dd", { text: value, dir: "auto" })]).flat()),
   ].filter(Boolean);
 }

@@ -1,10 +1,10 @@
 // The story of one outbound message: what it is, what may be done with it, each attempt on a time
 // line (whom it spoke to, what was said and answered), and beside that what was sent.
 
-import { clock, send } from "/ui/calls.js";
-import { button, doing, h, keepFocus, lasting, problem, section, titled, when, whose } from "/ui/dom.js";
-import { rawOf } from "/ui/source.js";
-import { language, named, spoken, t } from "/ui/strings.js";
+import { clock, send } from "./calls.js";
+import { button, doing, h, keepFocus, lasting, problem, section, titled, when, whose } from "./dom.js";
+import { rawOf } from "./source.js";
+import { language, named, spoken, t } from "./strings.js";
 
 const ACTS = { queued: ["hold", "cancel"], deferred: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
 const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the story
@@ -27,7 +27,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
   const title = h("h2", { id: "story-title", tabindex: "-1", dir: "auto", text: titled(message.subject, t("A message")) });
   const parts = [
-    h("div.bar", {},
+    h("div.bar",
       h("a.back", { href: back, text: t("‹ Back") }),
       (ACTS[message.status === "queued" && message.attempts ? "deferred" : message.status] ?? []).map((verb) => button(named(verb), doing(trouble, async () => {
         await send("POST", `${path}/${verb}`);
@@ -37,11 +37,11 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
       h("span.space"),
       page.may("admin") ? h("a", { href: `#/logs?text=${id}`, text: t("Log lines") }) : "",
       h("a.close", { href: back, text: t("Close") })),
-    h("div.head", {},
+    h("div.head",
       title, trouble,
-      h("dl", {}, facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind, foreign]) => [h("dt", { text: name }), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
-    h("div.told", {},
-      section(t("Attempts"), h("h3", { text: t("Attempts") }), events.length ? timeLine(events, message) : h("p.small", { text: t("None yet.") })),
+      h("dl", facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind, foreign]) => [h("dt", name), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
+    h("div.told",
+      section(t("Attempts"), h("h3", t("Attempts")), events.length ? timeLine(events, message) : h("p.small", t("None yet."))),
       kept ?? sentOf(path, message, page)),
   ];
   keepFocus(place, () => place.replaceChildren(...parts), () => title);
@@ -64,19 +64,19 @@ function timeLine(events, { recipient }) {
   const attempts = new Map();
   for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
   const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);
-  return h("ol.attempts", {}, [...attempts].map(([attempt, phases]) => {
+  return h("ol.attempts", [...attempts].map(([attempt, phases]) => {
     const bad = phases.some(failed);
     const took = phases.reduce((sum, one) => sum + (one.duration ?? 0), 0);
     return h("li", { class: bad ? "bad" : "good" },
-      h("p", {}, h("strong", { text: t("Attempt {0}", attempt) }), ` ${when(phases[0].at)} `, h("span.small", { text: lasting(took) })),
-      phases[0].peer ? h("p.small", { text: `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}` }) : "",
-      h("ol.phases", {}, phases.map((one) => {
+      h("p", h("strong", t("Attempt {0}", attempt)), ` ${when(phases[0].at)} `, h("span.small", lasting(took))),
+      phases[0].peer ? h("p.small", `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}`) : "",
+      h("ol.phases", phases.map((one) => {
         // After each recipient was refused, DATA is refused as a matter of course.
         const echo = one.phase === "data" && failed(one) && phases.some((other) => other.phase === "rcpt" && failed(other));
         const bar = h("span.took", { "aria-hidden": "true" });
         bar.style.width = `${Math.max(2, (100 * (one.duration ?? 0)) / most)}%`;
         return h("li", { class: echo ? "echo" : failed(one) ? "bad" : "good" },
-          h("span.phase", { dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", { text: [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ") }), h("span.track", {}, bar), h("small", { text: lasting(one.duration) }),
+          h("span.phase", { dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ")), h("span.track", bar), h("small", lasting(one.duration)),
           one.error ?? one.reply ? saidOf(one) : "");
       })));
   }));
@@ -94,7 +94,7 @@ const failed = (one) => one.code === null || one.code >= 400;
 function sentOf(path, { id, recipient }, page) {
   const opened = h("details", { id: "story-sent", ontoggle: () => {
     if (opened.open && !opened.querySelector("pre")) opened.append(rawOf(`${path}/raw`, "story-raw", page.signal));
-  } }, h("summary", { text: recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, without its signatures") }));
+  } }, h("summary", recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, without its signatures")));
   opened.dataset.of = id;
   opened.open = recipient !== null && matchMedia(WIDE).matches;
   return opened;
