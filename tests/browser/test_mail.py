@@ -843,6 +843,18 @@ def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, brow
             scroller.evaluate("(it, top) => it.scrollTo(0, top)", index * ROW)
             expect(letter(page, index + 1)).to_have_attribute("aria-posinset", str(index + 1))
         assert api.get(f"/api/v1/mailboxes/{address}").json()["message_count"] == many
+        # Of more than that it is said that they cannot be.
+        fill(relay, address, 2)
+        page.reload()
+        load(page, many + 2)
+        scroller.evaluate("it => it.scrollTo(0, 0)")
+        rows.first.get_by_role("checkbox").click()
+        chosen.get_by_role("button", name="All").click()
+        rows.first.get_by_role("checkbox").click()
+        page.get_by_role("button", name="Delete the chosen").click()
+        expect(page.locator("#toast")).to_have_text(
+            "1,001 messages deleted. So many cannot be taken back."
+        )
         assert visit.errors == []
 
 

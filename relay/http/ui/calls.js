@@ -74,6 +74,8 @@ export async function page(path, options) {
   return { items: await response.json(), next: next ? next[1] : null };
 }
 
+export const part = encodeURIComponent; // of a path
+
 export function query(values) {
   const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return given.length ? `?${new URLSearchParams(given)}` : "";

@@ -63,23 +63,6 @@ export function arrange(parent, wanted) {
   }
 }
 
-// What this browser, or with `sessionStorage` this tab, keeps; null where there is nothing, or no storage.
-export function recall(key, where = "localStorage") {
-  try {
-    return JSON.parse(self[where].getItem(key));
-  } catch {
-    return null;
-  }
-}
-
-export function retain(key, value, where = "localStorage") {
-  try {
-    self[where].setItem(key, JSON.stringify(value));
-  } catch {
-    // it is as usual next time
-  }
-}
-
 // `act` once the calls pause: a search is asked for when the typing does.
 export function settled(act) {
   let timer;

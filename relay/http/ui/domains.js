@@ -1,7 +1,7 @@
 // Domains: which are this relay's own, what comes in for each, who sends from it, and whether it
 // publishes what its mail needs.
 
-import { get } from "./calls.js";
+import { get, part } from "./calls.js";
 import { button, copyButton, doing, dotted, fill, h, input, problem, say, section, Table } from "./dom.js";
 import { language, learn, spoken, t } from "./strings.js";
 
@@ -19,7 +19,7 @@ export function open(place, page) {
   const hint = h("div", { hidden: true });
   const checked = h("div", { id: "domain-check", "aria-live": "polite" });
   const check = (name) => doing(trouble, async () => {
-    const [records] = await Promise.all([page.get(`domains/${encodeURIComponent(name)}/check`), learn("checks"), learn("domains")]);
+    const [records] = await Promise.all([page.get(`domains/${part(name)}/check`), learn("checks"), learn("domains")]);
     showRecords(checked, name, records);
   });
   const other = input("domain", { required: true, placeholder: t("a domain"), ariaLabel: t("A domain to check"), spellcheck: false });

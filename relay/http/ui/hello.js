@@ -1,6 +1,6 @@
 // What stands where there is no mail yet: how to send the first one here, ready to copy.
 
-import { get, send } from "./calls.js";
+import { get, part, send } from "./calls.js";
 import { button, copyButton, doing, h, problem } from "./dom.js";
 import { t, told } from "./strings.js";
 
@@ -90,8 +90,8 @@ function testMail(address, page) {
   const trouble = problem();
   return h("p", t("Or see one come:"), " ", button(t("Send a test mail"), doing(trouble, async () => {
     const to = address ?? (page.may("read") ? (await send("POST", "mailboxes", {})).address : null);
-    await send("POST", `mailboxes/${encodeURIComponent(to)}/test-message`);
-    if (!address) location.hash = `#/mail/${encodeURIComponent(to)}`;
+    await send("POST", `mailboxes/${part(to)}/test-message`);
+    if (!address) location.hash = `#/mail/${part(to)}`;
   })), trouble);
 }
 

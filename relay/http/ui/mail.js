@@ -7,16 +7,16 @@
 // with ?q= for a search.  An anonymous inbox is this browser's: its token became a cookie of that
 // inbox alone and a key, which the page remembers with the address.
 
-import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, query, Refused, send } from "./calls.js";
+import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, part, query, Refused, send } from "./calls.js";
 import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "./badge.js";
 import { asking, field } from "./dialogs.js";
-import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, recall, retain, say, settled, titled, when, whose } from "./dom.js";
+import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose } from "./dom.js";
 import { firstMail, howToSignIn } from "./hello.js";
 import { keysOf, showKeys } from "./hotkeys.js";
 import { MessageList } from "./list.js";
 import { divide } from "./panes.js";
 import { base, Reader } from "./reader.js";
-import { inboxes, keepInboxes } from "./secrets.js";
+import { inboxes, keepInboxes, recall, retain } from "./secrets.js";
 import { named as said, t } from "./strings.js";
 
 export const title = t("Mail");
@@ -32,7 +32,6 @@ const TOLD = 5; // messages that could not be released
 const PLACES = "relay.places";
 const TERMS = ["from:", "to:", "subject:", "tag:", "is:unread", "is:read", "has:attachment", "before:", "after:", "larger:", "smaller:"];
 
-const part = encodeURIComponent;
 const kept = () => inboxes().filter((one) => new Date(one.expires_at) > clock.now());
 const forget = (address) => keepInboxes(kept().filter((one) => one.address !== address));
 
@@ -318,7 +317,7 @@ class Mail {
     list.state();
     const back = location.hash;
     const told = items.length === 1 ? t("Deleted.") : t("{0} messages deleted.", number(items.length));
-    if (items.length > MOST) this.say(told); // not to be taken back: they could not all go when the page is left
+    if (items.length > MOST) this.say(`${told} ${t("So many cannot be taken back.")}`); // they could not all go when the page is left
     else this.offer(told, () => {
       this.going.clear();
       if (list === this.list) list.rows.insert(taken.filter(({ item }) => !list.gone.has(item.id)));

@@ -1,12 +1,11 @@
 // Ctrl K or ⌘K: a field that finds views, inboxes, messages and actors, and does things.
 
-import { get, query, send } from "./calls.js";
+import { get, part, query, send } from "./calls.js";
 import { commanding, tell } from "./dialogs.js";
 import { h, settled, since } from "./dom.js";
 import { senderOf } from "./list.js";
 import { named, t } from "./strings.js";
 
-const part = encodeURIComponent;
 const MOST = 6; // of a kind
 
 // What it does may say something, or fail, when this is closed.

@@ -2,7 +2,8 @@
 //
 // The widths are this browser's, and stay as they were left.
 
-import { h, recall, retain } from "./dom.js";
+import { h } from "./dom.js";
+import { recall, retain } from "./secrets.js";
 import { t } from "./strings.js";
 
 const KEPT = "relay.panes";

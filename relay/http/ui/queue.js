@@ -7,7 +7,7 @@
 //   #/queue/ID               a message, as links from elsewhere say it
 // with ?recipient=&domain=&tag=&priority= for those of a state that are meant.
 
-import { clock, query, send } from "./calls.js";
+import { clock, part, query, send } from "./calls.js";
 import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "./dom.js";
 import { asking } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
@@ -367,7 +367,7 @@ function makeSuppressions(page) {
   const table = new Table(t("Addresses that get no mail"), { address: t("Address"), cause: t("Cause"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("No address is suppressed."), id: "suppressions" });
   const add = (one, first) => table.add(one.address, (row) => fill(row, [one.address, named(one.cause), one.reason, when(one.created_at)]), (row) =>
     row.cells[4].append(button(t("remove"), doing(trouble, async () => {
-      await send("DELETE", `suppressions/${encodeURIComponent(one.address)}`);
+      await send("DELETE", `suppressions/${part(one.address)}`);
       table.remove(one.address);
     }), { ariaDescription: one.address })), first);
   const pages = new Pages(page.list, (items) => items.forEach((one) => add(one, false)));

@@ -3,16 +3,17 @@
 // Its HTML is shown in a frame that runs nothing, loads nothing but what the relay hands out, and
 // leads nowhere: a link is shown in full first, and opens in a tab that is told no referrer.
 
-import { ask, get, send, ticketed } from "./calls.js";
-import { button, bytes, copyButton, doing, h, problem, recall, retain, say, when } from "./dom.js";
+import { ask, get, part, send, ticketed } from "./calls.js";
+import { button, bytes, copyButton, doing, h, problem, say, when } from "./dom.js";
 import { asking, field } from "./dialogs.js";
 import { away, MessageFrame, outside, spelt } from "./frame.js";
 import { senderOf } from "./list.js";
+import { recall, retain } from "./secrets.js";
 import { blocks, coloured, headersOf, rawOf, valuesOf } from "./source.js";
 import { showStory } from "./story.js";
 import { learn, locale, named, spoken, t } from "./strings.js";
 
-export const base = (address) => `/api/v1/mailboxes/${encodeURIComponent(address)}`;
+export const base = (address) => `/api/v1/mailboxes/${part(address)}`;
 
 const WIDTHS = { 375: t("As wide as a phone"), 768: t("As wide as a tablet"), full: t("As wide as there is room") };
 const FORMS = { HTML: "HTML", Text: t("Text"), Source: t("Source"), Headers: t("Headers"), Raw: t("Raw"), Checks: t("Checks") };
@@ -57,7 +58,7 @@ export class Reader {
     say(this.trouble, "");
     try {
       if (!mailbox) return await this.tell(id);
-      const message = await get(`${base(mailbox)}/messages/${encodeURIComponent(id)}`, { signal: this.signal });
+      const message = await get(`${base(mailbox)}/messages/${part(id)}`, { signal: this.signal });
       if (this.reading !== id) return;
       message.mailbox = mailbox;
       message.tags = this.mail.tagsOf(id) ?? (await send("PATCH", `${base(mailbox)}/messages/${message.id}`, { is_read: true }).catch(() => message)).tags ?? [];

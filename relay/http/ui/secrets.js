@@ -9,6 +9,23 @@
 const PAGE = "relay.page_key";
 const INBOXES = "relay.inboxes";
 
+// What this browser, or with `sessionStorage` this tab, keeps; null where there is nothing, or no storage.
+export function recall(key, where = "localStorage") {
+  try {
+    return JSON.parse(self[where].getItem(key));
+  } catch {
+    return null;
+  }
+}
+
+export function retain(key, value, where = "localStorage") {
+  try {
+    self[where].setItem(key, JSON.stringify(value));
+  } catch {
+    // it is as usual next time
+  }
+}
+
 let held = null; // where there is no storage
 
 // What to do when another tab signed in or out; the page sets it.
@@ -84,21 +101,9 @@ channel?.addEventListener("message", ({ data }) => {
 // Anonymous inboxes ------------------------------------------------------------------------------
 
 // What this browser made without a key: [{address, expires_at, page_key}], newest first.
-export function inboxes() {
-  try {
-    return JSON.parse(localStorage.getItem(INBOXES) ?? "[]");
-  } catch {
-    return [];
-  }
-}
+export const inboxes = () => recall(INBOXES) ?? [];
 
-export function keepInboxes(list) {
-  try {
-    localStorage.setItem(INBOXES, JSON.stringify(list.slice(0, 50)));
-  } catch {
-    // no storage: none is found again
-  }
-}
+export const keepInboxes = (list) => retain(INBOXES, list.slice(0, 50));
 
 // The header of a call -----------------------------------------------------------------------------
 

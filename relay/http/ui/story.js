@@ -1,7 +1,7 @@
 // The story of one outbound message: what it is, what may be done with it, each attempt on a time
 // line (whom it spoke to, what was said and answered), and beside that what was sent.
 
-import { clock, send } from "./calls.js";
+import { clock, part, send } from "./calls.js";
 import { button, doing, h, keepFocus, lasting, problem, section, titled, when, whose } from "./dom.js";
 import { rawOf } from "./source.js";
 import { language, named, spoken, t } from "./strings.js";
@@ -11,7 +11,7 @@ const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the
 
 // `wanted()`: whether it is still this message that is to be shown; `back`: where one came from.
 export async function showStory(place, page, id, { wanted, refresh, back }) {
-  const path = `outbound/${encodeURIComponent(id)}`;
+  const path = `outbound/${part(id)}`;
   const [message, events] = await Promise.all([page.get(path), page.get(`${path}/events`)]);
   const gate = message.status === "queued" && page.may("admin") ? await gateOf(message, page) : null;
   if (!wanted()) return;
