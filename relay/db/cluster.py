@@ -196,7 +196,9 @@ class Cluster:
         _, error = process.communicate()
         self._initdb = self._scratch = None
         if process.returncode:
-            why = error.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            said = error.decode(errors="replace").strip().splitlines()
+            # Behind its reason, it says that it tidies up.
+            why = [line for line in said if "removing" not in line] or ["no reason given"]
             raise ConfigError(f"PostgreSQL could not be set up in {scratch}: {why[-1]}")
         scratch.rename(self.data)
         files.sync_directory(self.base)

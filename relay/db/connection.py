@@ -35,8 +35,9 @@ import re
 import select
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Self, cast
 from weakref import ref
@@ -196,16 +197,16 @@ class Statement:
     that, and `python -m tests.bench ingest` is where it pays.
 
     `sql` has `$1`, `$2` …; `types` are the OIDs of the parameters.  Make one for each text, once.
+    `name` is a digest of both, so that what a server has under it is this statement.
     """
 
     __slots__ = ("formats", "name", "sql", "types")
-    _made = 0
 
     def __init__(self, sql: str, types: Sequence[int]) -> None:
-        Statement._made += 1
-        self.name = b"relay_%d" % Statement._made
         self.sql = sql.encode()
         self.types = tuple(types)
+        digest = blake2b(self.sql + repr(self.types).encode(), digest_size=16)
+        self.name = b"relay_" + digest.hexdigest().encode()
         self.formats = (pq.Format.BINARY,) * len(self.types)
 
 
@@ -576,7 +577,10 @@ class Connection(psycopg.AsyncConnection[Any]):
                 # DROP.  Nothing was run.
                 self._statements.clear()
         pgconn.send_prepare(statement.name, statement.sql, statement.types)
-        _checked((yield from generators.execute(pgconn)))
+        results = yield from generators.execute(pgconn)
+        # There already, since a PREPARE that ends in an error may have been kept: the same text.
+        with suppress(e.DuplicatePreparedStatement):
+            _checked(results)
         self._statements.add(statement)
         return (yield from self._prepared_gen(statement, params))
 

@@ -189,7 +189,9 @@ async def test_what_is_begun_in_vain_is_taken_back(server):
 async def test_an_initdb_that_fails_is_said_in_one_sentence(tmp_path):
     """It is a mistake of the machine's, with PostgreSQL's own reason, and leaves no cluster."""
     initdb = tmp_path / "initdb"
-    initdb.write_text("#!/bin/sh\necho first >&2\necho the disk is full >&2\nexit 1\n")
+    lines = ("first", "the disk is full", 'initdb: removing data directory "data"')
+    said = "".join(f"echo '{line}' >&2\n" for line in lines)
+    initdb.write_text(f"#!/bin/sh\n{said}exit 1\n")
     initdb.chmod(0o755)
     (tmp_path / "place.json").write_text(json.dumps({"bin": str(tmp_path)}))
     server = Embedded(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from relay.db.arrays import BIGINTS, bigints
+from relay.db.arrays import BIGINTS, TEXTS, bigints
 from relay.db.connection import Statement, connect
 from relay.db.pool import Pool
 from relay.errors import ConfigError, DatabaseUnavailable, RolledBack
@@ -89,6 +89,18 @@ class TestStatements:
                     raise ZeroDivisionError
             await pool.fetch("SELECT 1")
         assert pool.statistics().opened == 1
+
+    async def test_one_that_the_server_knows_already_is_run(self, database_url):
+        """A PREPARE that ended in an error may be kept there; no other text has its name."""
+        like = Statement(self.DOUBLE.sql.decode(), (BIGINTS,))
+        others = Statement("SELECT $1", (BIGINTS,)), Statement(self.DOUBLE.sql.decode(), (TEXTS,))
+        assert like.name == self.DOUBLE.name
+        assert len({like.name, *(other.name for other in others)}) == 3
+        async with await connect(database_url, autocommit=True) as conn:
+            name, text = like.name.decode(), like.sql.decode()
+            await conn.execute(f"PREPARE {name} (bigint[]) AS {text}", prepare=False)
+            for _ in range(2):
+                assert (await conn.run(like, (bigints([1, 2]).data,))).ntuples == 2
 
     async def test_its_errors_are_those_of_any_other(self, pool, database_url):
         """Psycopg's own, and the connection is kept; past the time-out it is thrown away."""
