@@ -16,7 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from cryptography.fernet import Fernet
 
+from relay.datadir import DataDir
+from relay.errors import ConfigError
 from relay.settings import captures, ignored, load, parse_endpoint
 from tests.docs.pages import ROOT
 from tests.docs.tables import metrics, scrape
@@ -172,8 +175,9 @@ def test_kubernetes_runs_the_image_as_its_user() -> None:
     assert not inside["allowPrivilegeEscalation"]
 
 
-def test_a_relay_starts_with_what_kubernetes_gives_it() -> None:
-    """The manifest's settings, the image's, and what Kubernetes makes of a Service named relay."""
+def test_a_relay_starts_with_what_kubernetes_gives_it(tmp_path: Path) -> None:
+    """The manifest's settings, the image's, what Kubernetes makes of a Service named relay, and
+    keys: with those of the manifest, which everybody can read, it does not."""
     found = manifests()
     (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     given = {one["name"]: one["value"] for one in container["env"]}
@@ -188,7 +192,13 @@ def test_a_relay_starts_with_what_kubernetes_gives_it() -> None:
             f"RELAY_PORT_{number}_TCP_PORT": str(number),
             f"RELAY_PORT_{number}_TCP_ADDR": "10.0.0.1",
         }
-    environ = {**image()[0], **found["Secret"]["stringData"], **given, **made}
+    secret = found["Secret"]["stringData"]
+    keys = {"RELAY_SECRET_KEY": "5e" * 32, "RELAY_ENCRYPTION_KEYS": Fernet.generate_key().decode()}
+    keys["RELAY_DEVICES__KEY"] = "5e" * 32
+    environ = {**image()[0], **secret, **keys, **given, **made}
+    for name in keys:
+        with pytest.raises(ConfigError):
+            DataDir(tmp_path).device_key(load(environ={**environ, name: secret[name]}).devices.key)
     settings = load(environ=environ)
     assert ignored(environ) == sorted(made)
     assert settings.devices.store == "postgres"
