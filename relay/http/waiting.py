@@ -2,7 +2,8 @@
 
 Promises
   * Whoever waits hears of new mail, of their mailbox's end, of the relay's stopping, and when their
-    page session may be over; who asks for it, of messages that were changed, too.
+    page session may be over; who asks for it, of messages that were changed, too: of so many that
+    it may be any, once a second at most.
   * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
     mailboxes: an owner) and an address, and some that only this machine's own and the
     administrator's calls get.
@@ -12,6 +13,7 @@ Fails with a 429 or a 503 when there is no room for one more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ STREAMS = Gauge(
 
 
 _EDITED = 1000  # keys that are kept; more are all of them
+_ALL_EVERY = 1.0  # s; that any message may be changed is told no more often
 
 
 class Watch:
@@ -53,6 +56,7 @@ class Watch:
         self._changes = changes
         self._waits = waits if changes is None else (*waits, self._hear)
         self._edited: set[str] | None = set()
+        self._quiet_until = -math.inf
 
     @property
     def edited(self) -> bool:
@@ -62,6 +66,8 @@ class Watch:
     def taken(self) -> set[str] | None:
         """The keys of what was changed since the last call; None: of any message."""
         edited, self._edited = self._edited, set()
+        if edited is None:
+            self._quiet_until = trio.current_time() + _ALL_EVERY
         return edited
 
     def give_back(self) -> None:
@@ -74,6 +80,8 @@ class Watch:
         heard = self._changes.heard
         if heard is None or self._edited is None or len(self._edited) > _EDITED:
             self._edited = None
+            # One owner's changes to very many mailboxes come so to everybody, however often.
+            await trio.sleep_until(self._quiet_until)
         else:
             self._edited |= heard
 
