@@ -112,6 +112,39 @@ def test_sign_up(inbox, smtp_server):
     assert re.search(r"Mail to \S+@relay\.localhost(.|\n)*code: 271828", failure)
 
 
+def test_mail_in_a_report_drives_no_terminal(inner: pytest.Pytester) -> None:
+    """A title, a cleared screen, a link that says it leads elsewhere: each is spelt."""
+    inner.makepyfile(
+        _SENDS
+        + r"""
+def test_it(inbox, smtp_server):
+    put(smtp_server, inbox.address, "a\x1b]0;title\x07 b\x1b[2J\tc\x7f")
+    inbox.wait()
+    assert 0
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=1)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", result.stdout.str())
+    result.stdout.fnmatch_lines([r"a\u001b]0;title\u0007 b\u001b[[]2J*c\u007f"])
+
+
+@pytest.mark.parametrize("url", ["localhost:8025", "https://{}"])
+def test_no_report_has_the_token(
+    inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    """Neither where the URL is none, nor where the relay does not answer, with all that pytest
+    shows of frames."""
+    token = "rk_" + "s" * 40
+    monkeypatch.setenv("RELAY_URL", url.format(relay.url.partition("://")[2]))
+    monkeypatch.setenv("RELAY_TOKEN", token)
+    inner.makepyfile("def test_it(inbox): pass\n")
+    result = _run(inner, "--showlocals", "--tb=long")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*RelayError: *" if url[0] == "l" else "*Unreachable: *"])
+    assert token not in result.stdout.str()
+
+
 def test_a_fixture_that_fails_shows_the_mail_too(inner: pytest.Pytester) -> None:
     """Signing up is a fixture in many suites."""
     inner.makepyfile(

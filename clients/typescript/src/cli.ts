@@ -3,7 +3,7 @@
  * `relay-client`: inboxes and mail for shells.
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
- * standard error.  JSON has the names of the relay's own calls.  The exit code is 0 if it is there,
+ * standard error.  On a terminal it cannot drive it: control characters are spelt.  JSON has the names of the relay's own calls.  The exit code is 0 if it is there,
  * 1 if what was waited for did not come (or came, where nothing was to), 2 for a call that cannot be
  * meant, 3 where the relay refused or what answers is none, 4 where nothing answers.
  */
@@ -22,6 +22,7 @@ import {
   VERSION,
   WaitTimeout,
 } from "./index.js";
+import { visible } from "./errors.js";
 import { type MessageJson, described } from "./records.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
@@ -123,8 +124,7 @@ async function run(words: string[]): Promise<number> {
       return print((text ?? html ?? "").trimEnd());
     }
     case "raw":
-      process.stdout.write(await (await waited(relay, rest, values)).raw);
-      return 0;
+      return written(await (await waited(relay, rest, values)).raw);
     case "none":
       await opened(relay, rest).waitNone(milliseconds(values.timeout ?? "1s"), wanted(values));
       return 0;
@@ -213,7 +213,12 @@ function number(text: string, option: string): number {
 }
 
 function print(text: string): number {
-  process.stdout.write(`${text}\n`);
+  process.stdout.write(`${process.stdout.isTTY ? visible(text) : text}\n`);
+  return 0;
+}
+
+function written(raw: Uint8Array): number {
+  process.stdout.write(process.stdout.isTTY ? visible(new TextDecoder().decode(raw)) : raw);
   return 0;
 }
 

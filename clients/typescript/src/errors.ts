@@ -99,6 +99,16 @@ export function quoted(text: string): string {
     : `'${line.replaceAll("'", "\\'")}'`;
 }
 
+/** A text with everything that could drive a terminal spelt `\\uNNNN`. */
+export function visible(text: string): string {
+  return text
+    .replaceAll("\r\n", "\n")
+    .replace(
+      /[^\P{Cc}\t\n]|[\u202a-\u202e\u2066-\u2069]/gu,
+      (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`,
+    );
+}
+
 function inSeconds(milliseconds: number): string {
   return String(Number((milliseconds / 1000).toPrecision(6)));
 }

@@ -1,6 +1,6 @@
 /** What the fixtures of each test runner are made of. */
 
-import { Refused, RelayError } from "./errors.js";
+import { Refused, RelayError, visible } from "./errors.js";
 import type { Inbox, InboxOptions, Message, Relay } from "./relay.js";
 import { FIXTURE_TTL } from "./waiting.js";
 
@@ -80,7 +80,21 @@ export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages:
     if (!(error instanceof RelayError)) throw error;
     return { text: `what came cannot be read: ${error.message}`, messages: [] };
   }
-  return { text: messages.map(described).join("\n\n----\n\n") || "nothing came", messages };
+  const text = messages.map(described).join("\n\n----\n\n") || "nothing came";
+  return { text: visible(text), messages };
+}
+
+/**
+ * A page for a report that shows a stranger's HTML, which can do nothing: a report opens it at its
+ * own origin, where a script of the mail's could read all that is there.
+ */
+export function framed(html: string): string {
+  const shown = html.replaceAll("&", "&amp;").replaceAll('"', "&quot;");
+  return `<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'; form-action 'none'">
+<meta name="referrer" content="no-referrer">
+<iframe sandbox style="position:fixed;inset:0;width:100%;height:100%;border:0;background:#fff"
+ srcdoc="${shown}"></iframe>`;
 }
 
 function described(message: Message): string {

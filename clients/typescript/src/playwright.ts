@@ -10,7 +10,8 @@
  * | `relay` | the client, one for each worker |
  * | `inboxOptions`, `relayOptions` | options, to be set by `test.use` or in the configuration |
  *
- * What came to the inbox of a test that failed is attached to its report.
+ * What came to the inbox of a test that failed is attached to its report, its HTML in a frame that
+ * runs no script and loads nothing.
  */
 
 import {
@@ -27,6 +28,7 @@ import {
   type FixtureInboxOptions,
   type SmtpServer,
   arrivedAt,
+  framed,
   inboxOf,
   smtpServerOf,
 } from "./fixtures.js";
@@ -78,7 +80,7 @@ export const fixtures: Fixtures<
       for (const { subject, html } of messages) {
         if (html !== null) {
           await test.attach(`mail: ${subject ?? "(no subject)"}`, {
-            body: html,
+            body: framed(html),
             contentType: "text/html",
           });
         }

@@ -33,8 +33,8 @@ import { test } from "relay-client/playwright";
 test.use({ inboxOptions: { ttl: 5, localPart: `failed-${Date.now()}` } });
 test("fails", async ({ inbox, relay, smtpServer }) => {
   if (smtpServer.user !== "fails") throw new Error(smtpServer.user);
-  const [from, to, html] = ["a@shop.example", inbox.address, "<b>Hi"];
-  await relay.send({ from, to, subject: "Hello", text: "code 271828", html });
+  const [from, to, html] = ["a@shop.example", inbox.address, "<b>Hi</b><script>1</script>"];
+  await relay.send({ from, to, subject: "Hello", text: "code 271828 \\x1b[2J", html });
   await inbox.wait();
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
@@ -89,7 +89,14 @@ def test_playwright(run: Run, clean: Path, chromium: str, relay: Relay) -> None:
     assert re.fullmatch(r"mail to failed-\d+@relay\.localhost", text["name"])
     assert "from a@shop.example: Hello\ncode: 271828" in _content(text)
     assert (html["name"], html["contentType"]) == ("mail: Hello", "text/html")
-    assert "<b>Hi" in _content(html)
+    # What is opened at the report's own origin is a frame, and the mail's script is in its value.
+    page = _content(html)
+    before, _, shown = page.partition(' srcdoc="')
+    assert "default-src 'none'; img-src data:" in before
+    assert before.endswith('background:#fff"\n')
+    assert "<iframe sandbox style=" in before
+    assert shown.split() == ["<b>Hi</b><script>1</script>", '"></iframe>']
+    assert r"\u001b[2J" in _content(text)
 
 
 def _content(attachment: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ import httpx
 
 from relay_client.errors import RelayError
 
+__tracebackhide__ = True  # a report of pytest's shows what a frame was called with: the token
+
 _DEFAULT = "http://127.0.0.1:8025"
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20  # messages of a report
 _MOST = 4000  # characters of a message's text there
+_DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it ends it
 
 
@@ -155,8 +156,8 @@ def relay(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Relay]:
     """Return the relay of this run."""
-    url, token = request.config.stash[_RELAYS].where(tmp_path_factory)
-    with Relay(url, token) as found:
+    # Into no variable: `--showlocals` would show the token.
+    with Relay(*request.config.stash[_RELAYS].where(tmp_path_factory)) as found:
         with suppress(Refused):
             found.info()  # where no relay is that is said once, and not waited for in each test
         yield found
@@ -251,4 +252,9 @@ def _arrived(inbox: Inbox) -> str:
         links = "".join(f"\nlink: {link}" for link in message.links[:10])
         body = (message.text or message.html or "").strip()[:_MOST]
         parts.append(f"{head}{code}{links}\n\n{body}")
-    return "\n\n----\n\n".join(parts)
+    return _visible("\n\n----\n\n".join(parts))
+
+
+def _visible(text: str) -> str:
+    """Return text with everything that could drive a terminal spelt `\\uNNNN`."""
+    return _DRIVES.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
