@@ -65,6 +65,10 @@ def test_a_german_browser_is_spoken_to_in_german(
         visit.to("signin")
         expect(page.get_by_role("heading", level=1)).to_have_text("Anmelden")
         no_english(page, "sign in")
+        # What only some views show is loaded by those.
+        assert [url for url in visit.requests if "/ui/strings.de." in url] == [
+            f"{relay.run['http']}/ui/strings.de.js"
+        ]
         page.get_by_label("Token").fill(relay.run["admin_token"])
         page.get_by_role("main").get_by_role("button", name="Anmelden").click()
         expect(page.get_by_role("button", name="Abmelden")).to_be_visible()
@@ -136,6 +140,7 @@ def test_a_german_browser_is_spoken_to_in_german(
         expect(page.get_by_role("link", name="Ein Postfach anlegen")).to_be_visible()
         no_english(page, "a problem")
         assert any(url.endswith("/ui/strings.de.js") for url in visit.requests)
+        assert any(url.endswith("/ui/spoken.js") for url in visit.requests)
         assert visit.errors == []
 
 
@@ -144,7 +149,7 @@ def test_a_reader_chooses_a_language(relay: RelayProcess, browse: Browse) -> Non
     with browse() as visit:
         page = signed_in(visit, relay, "settings")
         expect(row(page, "settings", "RELAY_SMTP__BIND")).to_contain_text("environment")
-        assert not any("strings.de" in url for url in visit.requests)
+        assert not any("strings.de" in url or "spoken" in url for url in visit.requests)
         page.keyboard.press("Control+k")
         page.get_by_role("combobox").last.fill("Deutsch")
         page.keyboard.press("Enter")

@@ -45,6 +45,8 @@ TABLES = sorted(UI.glob("strings.??.js"))
 """What the page says in each language."""
 PARTS = sorted(UI.glob("strings.??.*.js"))
 """What the relay says, which only those views load that show it."""
+SPOKEN = UI / "spoken.js"
+"""How that is found in a table, which only those load who read one."""
 MODULES = sorted(set(UI.glob("*.js")) - {*TABLES, *PARTS})
 
 T = re.compile(r'\bt\(\s*(?:("(?:[^"\\]|\\.)*")|(\S))')
@@ -65,6 +67,7 @@ PASTED = re.compile(r"^const SNIPPETS = \{\n.*?^\};\n|\"relay open\"", re.MULTIL
 NOT_SAID = {
     "client.js": "what it says is said to programs; calls.js says it to people",
     "secrets.js": "it shows nothing",
+    "spoken.js": "what it says is what it is given",
 }
 
 
@@ -351,14 +354,21 @@ def test_the_style_means_the_same_as_in_the_tree():
 
 
 def test_the_page_weighs_little():
-    """All that a browser loads which reads English, packed and unpacked; the table of another
-    language, packed, comes beside it, to those who read that, and `/docs` is a page of its own."""
-    apart = {*TABLES, *PARTS, *UI.glob("docs.*")}
-    packed, unpacked = weight(set(UI.iterdir()) - apart)
+    """All that a browser loads which reads English, packed and unpacked; `/docs` is a page of its
+    own.  The table of another language comes beside it, to those who read that, and of its parts
+    those that the view shows which is open: on their way, all views of the page are within 120 kB
+    for them, too."""
+    docs = set(UI.glob("docs.*"))
+    page = set(UI.iterdir()) - {*TABLES, *PARTS, *docs, SPOKEN}
+    packed, unpacked = weight(page)
     assert packed < 80_000
     assert unpacked < 200_000
     for path in (*TABLES, *PARTS):
         assert weight([path])[0] < 15_000
+    for path in TABLES:
+        parts = {one for one in PARTS if one.name.startswith(f"{path.stem}.")}
+        of_docs = {one for one in parts if one.name.split(".")[2] in {*DESCRIBED, "problems"}}
+        assert weight(page | {SPOKEN, path, *parts} - of_docs)[0] < 120_000
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)

@@ -6,11 +6,8 @@
  * relay's own page makes its calls by this module, too (scripts/page.mjs).
  */
 
-import { Refused, RelayError, Unreachable, quoted } from "./errors.js";
+import { Refused, Unreachable, quoted } from "./errors.js";
 import { VERSION } from "./version.js";
-
-/** Where a relay is, unless it is said. */
-export const DEFAULT_URL = "http://127.0.0.1:8025";
 
 /** For how many milliseconds an answer is waited for that the relay does not keep back. */
 export const REPLY = 30_000;
@@ -29,14 +26,9 @@ export interface ApiRequest {
   headers?: Readonly<Record<string, string>>;
 }
 
-/** Where a relay is, and what opens it. */
-export interface RelayOptions {
-  /** `RELAY_URL` of the environment unless given, else a relay on this machine. */
-  url?: string | undefined;
-  /**
-   * An API key or the administrator's token; `RELAY_TOKEN` of the environment unless given.
-   * Without one, or with null, inboxes are anonymous.
-   */
+/** Where a relay is, and what opens it, as `options.ts` has checked them. */
+export interface Target {
+  url: string;
   token?: string | null | undefined;
   /** What makes requests, instead of the global `fetch`. */
   fetch?: typeof globalThis.fetch | undefined;
@@ -51,18 +43,12 @@ export class Caller {
   readonly #heard: ((headers: Headers) => void) | undefined;
 
   /** `heard` is called with the headers of each answer, good or not. */
-  constructor({ url, token, fetch }: RelayOptions, heard?: (headers: Headers) => void) {
-    const where = url || environment("RELAY_URL") || DEFAULT_URL;
-    const opens = token === undefined ? environment("RELAY_TOKEN") : token;
-    checkUrl(where);
-    if (opens && !/^[\x20-\x7e]+$/.test(opens)) {
-      throw new RelayError("the token has characters that no token has");
-    }
-    this.base = where.replace(/\/+$/, "");
+  constructor({ url, token, fetch }: Target, heard?: (headers: Headers) => void) {
+    this.base = url.replace(/\/+$/, "");
     this.#headers = {
       Accept: "application/json",
       ...(globalThis.process && { "User-Agent": `relay-client/${VERSION}` }),
-      ...(opens && { Authorization: `Bearer ${opens}` }),
+      ...(token && { Authorization: `Bearer ${token}` }),
     };
     this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
     this.#heard = heard;
@@ -127,23 +113,4 @@ export function refused(
     ? `it leads to ${location}`
     : quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
   return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter);
-}
-
-function checkUrl(where: string): void {
-  let url: URL | undefined;
-  try {
-    url = new URL(where);
-  } catch {
-    // Said below.
-  }
-  if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
-    throw new RelayError(`a relay's URL begins with http:// or https:// and a host: '${where}'`);
-  }
-  if (url.username || url.password) {
-    throw new RelayError("a relay's URL has no user and no password: the token opens it");
-  }
-}
-
-function environment(name: string): string | undefined {
-  return globalThis.process?.env?.[name];
 }

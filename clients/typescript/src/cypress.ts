@@ -15,7 +15,8 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { DEFAULT_URL, REPLY, RETRYABLE_STATUSES, refused } from "./call.js";
+import { REPLY, RETRYABLE_STATUSES, refused } from "./call.js";
+import { DEFAULT_URL } from "./options.js";
 import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";

@@ -7,17 +7,11 @@
  * Times are milliseconds, deadlines those of `performance.now()`.
  */
 
-import {
-  type ApiRequest,
-  Caller,
-  REPLY,
-  RETRYABLE_STATUSES,
-  type RelayOptions,
-  refused,
-} from "./call.js";
+import { type ApiRequest, Caller, REPLY, RETRYABLE_STATUSES, refused } from "./call.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
+import { type RelayOptions, target } from "./options.js";
 
-export type { RelayOptions } from "./call.js";
+export type { RelayOptions } from "./options.js";
 
 /** For how long a call is repeated that has no deadline of its own. */
 export const RETRY_TIMEOUT = 10_000;
@@ -67,7 +61,7 @@ export class Exchange {
   #closed = false;
 
   constructor(options: RelayOptions) {
-    this.#caller = new Caller(options);
+    this.#caller = new Caller(target(options));
   }
 
   /** Where the relay is, without a slash at its end. */

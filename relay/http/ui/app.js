@@ -6,7 +6,7 @@
 // a function that takes a change of address within the view, so that lists stay as they are.  It may
 // have `strange(parts, who)`: whether an address of it is not for who is here.
 
-import { ask, every, get, page as list, Refused, send, session } from "./calls.js";
+import { addressed, ask, every, get, page as list, Refused, send, session } from "./calls.js";
 import { feed, LOOK, look, titled } from "./badge.js";
 import { button, h, say } from "./dom.js";
 import { palette } from "./palette.js";
@@ -37,9 +37,8 @@ const may = (scope) =>
 
 // `#/inboxes/…` is how older links say `#/mail/…`.
 function where() {
-  const [path, values] = location.hash.replace(/^#\/?/, "").split("?");
-  const [view, ...parts] = path.split("/").map(decoded);
-  return { view: view === "inboxes" ? "mail" : view, parts: parts.filter(Boolean), values: new URLSearchParams(values ?? "") };
+  const { parts: [view, ...parts], values } = addressed();
+  return { view: view === "inboxes" ? "mail" : view, parts: parts.map(decoded), values };
 }
 
 function decoded(part) {

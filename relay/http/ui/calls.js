@@ -76,6 +76,12 @@ export async function page(path, options) {
 
 export const part = encodeURIComponent; // of a path
 
+// The address of the page: its parts as they stand in it, and its values.
+export function addressed() {
+  const [path, values] = location.hash.replace(/^#\/?/, "").split("?");
+  return { parts: path.split("/").filter(Boolean), values: new URLSearchParams(values ?? "") };
+}
+
 export function query(values) {
   const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return given.length ? `?${new URLSearchParams(given)}` : "";

@@ -34,24 +34,17 @@ function quoted(text) {
 
 const VERSION = "0.1.0";
 
-const DEFAULT_URL = "http://127.0.0.1:8025";
 class Caller {
     base;
     #headers;
     #fetch;
     #heard;
     constructor({ url, token, fetch }, heard) {
-        const where = url || environment("RELAY_URL") || DEFAULT_URL;
-        const opens = token === undefined ? environment("RELAY_TOKEN") : token;
-        checkUrl(where);
-        if (opens && !/^[\x20-\x7e]+$/.test(opens)) {
-            throw new RelayError("the token has characters that no token has");
-        }
-        this.base = where.replace(/\/+$/, "");
+        this.base = url.replace(/\/+$/, "");
         this.#headers = {
             Accept: "application/json",
             ...(globalThis.process && { "User-Agent": `relay-client/${VERSION}` }),
-            ...(opens && { Authorization: `Bearer ${opens}` }),
+            ...(token && { Authorization: `Bearer ${token}` }),
         };
         this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
         this.#heard = heard;
@@ -106,23 +99,6 @@ function refused(status, bytes, retryAfter = 0, location = null) {
         ? `it leads to ${location}`
         : quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
     return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter);
-}
-function checkUrl(where) {
-    let url;
-    try {
-        url = new URL(where);
-    }
-    catch {
-    }
-    if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
-        throw new RelayError(`a relay's URL begins with http:// or https:// and a host: '${where}'`);
-    }
-    if (url.username || url.password) {
-        throw new RelayError("a relay's URL has no user and no password: the token opens it");
-    }
-}
-function environment(name) {
-    return globalThis.process?.env?.[name];
 }
 
 export { Caller, Refused };

@@ -3,17 +3,15 @@
 
 import { get, query } from "/ui/calls.js";
 import { asking } from "/ui/dialogs.js";
-import { button, copyButton, doing, h, problem } from "/ui/dom.js";
+import { button, coded, copyButton, doing, h, problem } from "/ui/dom.js";
 import { handed, keysFor, pageKey } from "/ui/secrets.js";
-import { language, learn, spoken, t, told } from "/ui/strings.js";
+import { inWords, language, learn, spoken, t, told } from "/ui/strings.js";
 
 const place = document.getElementById("calls");
 const known = new Map(); // a path up to one of its parts, to what stands there on this relay
 let api;
 
-// Prose in which `names` stand between backticks.
-const prose = (tag, text = "", lang = null) => h(tag, lang ? { lang } : {}, ...text.split("`").map((part, at) => (at % 2 ? h("code", { lang: "en", text: part }) : part)));
-const inWords = (text) => spoken(text) ?? text;
+const prose = (tag, text = "", lang = null) => h(tag, lang ? { lang } : {}, ...coded(text));
 
 // What a call does, and what a key needs for it.
 function about(text = "") {

@@ -36,6 +36,20 @@ export const filled = (form) => Object.fromEntries(new FormData(form));
 
 export const button = (text, act, properties = {}) => h("button", { type: "button", text, onclick: act, ...properties });
 
+// Prose in which names stand between backticks.
+export const coded = (text) => text.split("`").map((part, at) => (at % 2 ? h("code", { lang: "en", text: part }) : part));
+
+// Whether all the words of a search are in a text.
+export function fitting(search) {
+  const words = search.toLowerCase().split(/\s+/);
+  return (text) => words.every((word) => text.toLowerCase().includes(word));
+}
+
+// Of the buttons of a group, this one is chosen.
+export function press(chosen) {
+  for (const one of chosen.parentElement.children) one.ariaPressed = String(one === chosen);
+}
+
 // A live region is read out when it changes, so it is changed only when it has to be.
 export function say(place, text) {
   const wanted = String(text ?? "");
@@ -190,12 +204,6 @@ export class Table {
     const near = row.nextElementSibling ?? row.previousElementSibling;
     keepFocus(row, () => row.remove(), () => near?.querySelector("button, a"));
     this.rows.delete(key);
-    this.count();
-  }
-
-  clear() {
-    this.rows.clear();
-    this.body.replaceChildren();
     this.count();
   }
 

@@ -2,8 +2,8 @@
 // publishes what its mail needs.
 
 import { get, part } from "./calls.js";
-import { button, copyButton, doing, dotted, fill, h, input, problem, say, section, Table } from "./dom.js";
-import { language, learn, spoken, t } from "./strings.js";
+import { button, coded, copyButton, doing, dotted, fill, h, input, problem, say, section, Table } from "./dom.js";
+import { inWords, language, learn, spoken, t } from "./strings.js";
 
 export const title = t("Domains");
 export const scope = "admin";
@@ -63,7 +63,7 @@ function showRecords(place, domain, records) {
     for (const at of [2, 3]) row.cells[at].dir = "ltr";
     if (one.found) row.cells[2].append(h("code", text(one.found)));
     if (one.wanted) row.cells[3].append(h("code", text(one.wanted)), " ", copyButton(one.wanted, t("the record")));
-    row.cells[4].append(...(spoken(one.detail) ?? one.detail).split("`").map((part, at) => (at % 2 ? h("code", { lang: "en", text: part }) : part)));
+    row.cells[4].append(...coded(inWords(one.detail)));
     if (language !== "en" && !spoken(one.detail)) row.cells[4].lang = "en";
   });
   place.replaceChildren(table.element);

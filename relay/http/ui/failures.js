@@ -3,11 +3,11 @@
 import { query, send } from "./calls.js";
 import { asking } from "./dialogs.js";
 import { button, doing, h, keepFocus, number, problem, say, since, when } from "./dom.js";
-import { named, spoken, t } from "./strings.js";
+import { inWords, named, t } from "./strings.js";
 
 const keyOf = (one) => JSON.stringify([one.status, one.domain, one.error]);
 const pathOf = (verb, { status, domain, error }) => `outbound/${verb}?${new URLSearchParams({ status, domain, error: error ?? "" })}`;
-const errorOf = ({ error }) => (error ? spoken(error) ?? error : t("without an error"));
+const errorOf = ({ error }) => (error ? inWords(error) : t("without an error"));
 export const messages = (count) => (count === 1 ? t("1 message") : t("{0} messages", number(count)));
 
 // `changed()`: called when mail was queued again.

@@ -14,11 +14,12 @@ const LEAST = 120; // px
 const MOST = 60000;
 const SMALLEST = 0.5; // of its size
 
-const root = Object.getOwnPropertyDescriptor(Document.prototype, "documentElement").get;
+const getter = ({ prototype }, name) => Object.getOwnPropertyDescriptor(prototype, name).get;
+const root = getter(Document, "documentElement");
 const all = (page, selector) => [...Document.prototype.querySelectorAll.call(page, selector)];
-const drawn = Object.getOwnPropertyDescriptor(HTMLImageElement.prototype, "naturalWidth").get;
-const ended = Object.getOwnPropertyDescriptor(HTMLImageElement.prototype, "complete").get;
-const sheets = Object.getOwnPropertyDescriptor(Document.prototype, "styleSheets").get;
+const drawn = getter(HTMLImageElement, "naturalWidth");
+const ended = getter(HTMLImageElement, "complete");
+const sheets = getter(Document, "styleSheets");
 const find = (page, selector) => Document.prototype.querySelector.call(page, selector);
 const listen = (page, kind, act, options) => EventTarget.prototype.addEventListener.call(page, kind, act, options);
 

@@ -1,7 +1,7 @@
 // What stands where there is no mail yet: how to send the first one here, ready to copy.
 
 import { get, part, send } from "./calls.js";
-import { button, copyButton, doing, h, problem } from "./dom.js";
+import { button, copyButton, doing, h, press, problem } from "./dom.js";
 import { t, told } from "./strings.js";
 
 // A stranger may have chosen the address that mail is sent to: what is to be copied must not be more
@@ -67,7 +67,7 @@ function snippets(values, address, info, page) {
   const names = h("div.tabs", { role: "group", ariaLabel: t("Client") });
   const choose = (name, pressed) => {
     const text = SNIPPETS[name](values);
-    for (const other of names.children) other.ariaPressed = String(other === pressed);
+    press(pressed);
     code.textContent = text;
     copy.replaceChildren(copyButton(text, t("the lines for {0}", name)));
   };

@@ -6,7 +6,7 @@
 // page as the end comes near.  What arrives stands on top and slides in; where the list is scrolled, what
 // is being read stays where it is.
 
-import { clip, copied, h, say, since, when } from "./dom.js";
+import { clip, copied, dotted, h, say, since, when } from "./dom.js";
 import { t } from "./strings.js";
 
 const ROW = matchMedia("(pointer:coarse)").matches ? 48 : 36; // px; style.css says the same
@@ -342,7 +342,7 @@ export class MessageList {
     const row = target.closest(".row");
     const item = this.known.get(row?.dataset.id);
     if (!item) return;
-    row.children[1].title = [item.from_name, item.from_address, this.toOf(item) && `→ ${this.toOf(item)}`].filter(Boolean).join(" · ");
+    row.children[1].title = dotted([item.from_name, item.from_address, this.toOf(item) && `→ ${this.toOf(item)}`]);
     row.children[2].title = item.subject ?? "";
     row.lastChild.title = when(item.received_at);
   }

@@ -5,7 +5,7 @@
 //   #/logs?actor=NAME&level=LEVEL&text=WORDS        a word may be FIELD=VALUE
 
 import { ask, keepUp, linesIn, query } from "./calls.js";
-import { button, dotted, filled, h, labelled, number, problem, say, section, settled } from "./dom.js";
+import { button, dotted, filled, h, input, labelled, number, problem, say, section, settled } from "./dom.js";
 import { t } from "./strings.js";
 
 export const title = t("Logs");
@@ -39,10 +39,9 @@ export function open(place, page) {
   const list = h("ol.lines", { id: "lines", tabindex: "0", ariaLabel: t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
   const count = h("p.facts", { id: "line-count" }); // not read out: it never rests
   const story = h("p", { id: "log-story", hidden: true });
-  const input = (name, text, properties) => h("label", `${text} `, h("input", { name, autocapitalize: "none", spellcheck: false, ...properties }));
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
   const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => start()) },
-    input("actor", t("Actor"), { placeholder: t("any") }), labelled(t("Level"), level), input("text", t("Text or message id"), { type: "search", placeholder: t("words, or event=relay.ready") }));
+    labelled(t("Actor"), input("actor", { placeholder: t("any"), spellcheck: false })), labelled(t("Level"), level), labelled(t("Text or message id"), input("text", { type: "search", placeholder: t("words, or event=relay.ready"), spellcheck: false })));
   const swap = button(t("hold still"), () => hold(!held), { id: "log-hold" });
   place.append(section(t("Log"), form, h("p.bar", swap, h("span.small", t("A press of a field narrows to it; of an id, it tells its story."))), story, count, trouble, list));
 

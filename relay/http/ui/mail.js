@@ -7,7 +7,7 @@
 // with ?q= for a search.  An anonymous inbox is this browser's: its token became a cookie of that
 // inbox alone and a key, which the page remembers with the address.
 
-import { ask, clock, eventsIn, every, get, keepUp, page as pageOf, part, query, Refused, send } from "./calls.js";
+import { addressed, ask, clock, eventsIn, every, get, keepUp, page as pageOf, part, query, Refused, send } from "./calls.js";
 import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "./badge.js";
 import { asking, field } from "./dialogs.js";
 import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose } from "./dom.js";
@@ -908,10 +908,4 @@ class List {
       },
     });
   }
-}
-
-// The parts of the address as they stand in it.
-function addressed() {
-  const [path, values] = location.hash.replace(/^#\/?/, "").split("?");
-  return { parts: path.split("/").filter(Boolean), values: new URLSearchParams(values ?? "") };
 }

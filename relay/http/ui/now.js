@@ -2,7 +2,7 @@
 
 import { ask, clock, eventsIn, keepUp, send } from "./calls.js";
 import { commanding } from "./dialogs.js";
-import { button, copyButton, doing, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "./dom.js";
+import { button, copyButton, doing, fill, h, lasting, number, press, problem, say, section, since, Table, tenths, when } from "./dom.js";
 import { Plot, SPANS } from "./plot.js";
 import { language, named, spoken, t } from "./strings.js";
 
@@ -35,7 +35,7 @@ export function open(place, page) {
   const spans = h("p.bar", { role: "group", ariaLabel: t("How far back") }, Object.entries(SPANS).map(([hours, text]) =>
     button(text, (pressed) => choose(Number(hours), pressed.currentTarget), { ariaPressed: String(hours === "1") })));
   const choose = (hours, pressed) => {
-    for (const one of spans.children) one.ariaPressed = String(one === pressed);
+    press(pressed);
     for (const plot of all) {
       plot.hours = hours;
       plot.draw();

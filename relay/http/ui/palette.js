@@ -2,7 +2,7 @@
 
 import { get, part, query, send } from "./calls.js";
 import { commanding, tell } from "./dialogs.js";
-import { h, settled, since } from "./dom.js";
+import { fitting, h, settled, since } from "./dom.js";
 import { senderOf } from "./list.js";
 import { named, t } from "./strings.js";
 
@@ -53,11 +53,10 @@ export function palette(page) {
     stand(0);
   };
   const here = (wanted) => {
-    const words = wanted.toLowerCase().split(/\s+/);
-    const fits = ({ title }) => words.every((word) => title.toLowerCase().includes(word));
+    const fits = fitting(wanted);
     return [
-      ...page.views().filter(fits).map((one) => ({ ...one, kind: t("go to") })),
-      ...page.actions().filter(fits).map((one) => ({ ...one, kind: t("do") })),
+      ...page.views().filter(({ title }) => fits(title)).map((one) => ({ ...one, kind: t("go to") })),
+      ...page.actions().filter(({ title }) => fits(title)).map((one) => ({ ...one, kind: t("do") })),
     ];
   };
   const options = { signal: left.signal };
@@ -69,8 +68,8 @@ export function palette(page) {
       children.forEach(walk);
     };
     walk(await get("supervision", options));
-    const words = wanted.toLowerCase().split(/\s+/);
-    return found.filter(({ title }) => words.every((word) => title.toLowerCase().includes(word))).sort((one, other) => Boolean(one.act) - Boolean(other.act)).slice(0, 2 * MOST);
+    const fits = fitting(wanted);
+    return found.filter(({ title }) => fits(title)).sort((one, other) => Boolean(one.act) - Boolean(other.act)).slice(0, 2 * MOST);
   }
   async function look() {
     const wanted = field.value.trim();

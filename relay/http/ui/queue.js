@@ -12,8 +12,8 @@ import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labe
 import { asking } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
 import { divide } from "./panes.js";
-import { showStory } from "./story.js";
-import { learn, named, spoken, t } from "./strings.js";
+import { ACTS as ACTS_OF_ONE, showStory } from "./story.js";
+import { inWords, learn, named, t } from "./strings.js";
 
 export const title = t("Queue");
 export const scope = "send";
@@ -24,7 +24,7 @@ const LISTS = {
 };
 const STATES = Object.keys(LISTS).filter((key) => key !== "failures");
 // What may be done with all of a list, as far as it may be done with each.
-const ACTS = { all: ["retry", "hold", "cancel"], queued: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
+const ACTS = { ...ACTS_OF_ONE, all: ACTS_OF_ONE.deferred, queued: ACTS_OF_ONE.deferred };
 const OF_ALL = { retry: t("retry all"), hold: t("hold all"), cancel: t("cancel all") };
 const SAYS = {
   retry: () => t("They are tried at once, with a fresh set of attempts."),
@@ -125,9 +125,13 @@ class Queue {
   }
 
   // What the filter says stands in the address, and in those of what it leads to.
-  narrow() {
-    this.tail = query(Object.fromEntries(new FormData(this.filter)));
+  filtered() {
+    this.tail = query(filled(this.filter));
     this.rail.narrow(this.tail);
+  }
+
+  narrow() {
+    this.filtered();
     history.replaceState(null, "", this.href(this.shown));
     this.refresh();
   }
@@ -142,8 +146,7 @@ class Queue {
     const before = this.tail;
     if (STATES.includes(name)) {
       for (const one of this.filter.elements) one.value = values.get(one.name) ?? "";
-      this.tail = query(Object.fromEntries(new FormData(this.filter)));
-      this.rail.narrow(this.tail);
+      this.filtered();
     }
     if (key !== this.key || before !== this.tail) {
       this.key = key;
@@ -266,7 +269,7 @@ function fillRow(row, one, href) {
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
   say(from, from.title = whose(one.recipient));
   say(subject, what.title = titled(one.subject, one.id));
-  say(snippet, dotted([one.error && (spoken(one.error) ?? one.error), one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""]));
+  say(snippet, dotted([one.error && inWords(one.error), one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""]));
   snippet.title = one.error ?? "";
   if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);
   say(time, since(one.created_at));
@@ -345,7 +348,7 @@ function makeState(page) {
     held.show(shown, (one) => `${one.route} ${one.domain}`, (row, one) => {
       const pace = hour && one.sent ? ` (${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min)` : "";
       fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${number(count)}${at === 1 ? pace : ""}`))]);
-      const reason = one.reason && (spoken(one.reason) ?? one.reason);
+      const reason = one.reason && inWords(one.reason);
       const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
       say(row.cells[0].lastChild, dotted(gate));
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));

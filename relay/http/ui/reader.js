@@ -4,14 +4,14 @@
 // leads nowhere: a link is shown in full first, and opens in a tab that is told no referrer.
 
 import { ask, get, part, send, ticketed } from "./calls.js";
-import { button, bytes, copyButton, doing, h, problem, say, when } from "./dom.js";
+import { button, bytes, copyButton, doing, h, press, problem, say, when } from "./dom.js";
 import { asking, field } from "./dialogs.js";
 import { away, MessageFrame, outside, spelt } from "./frame.js";
 import { senderOf } from "./list.js";
 import { recall, retain } from "./secrets.js";
 import { blocks, coloured, headersOf, rawOf, valuesOf } from "./source.js";
 import { showStory } from "./story.js";
-import { learn, locale, named, spoken, t } from "./strings.js";
+import { inWords, learn, locale, named, spoken, t } from "./strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${part(address)}`;
 
@@ -136,12 +136,9 @@ export class Reader {
     let framed = null;
     const forms = h("div", { role: "group", ariaLabel: t("Show as"), id: "message-forms" });
     const widths = h("div", { role: "group", ariaLabel: t("Width"), id: "message-widths" });
-    const press = (group, one) => {
-      for (const other of group.children) other.ariaPressed = String(other === one);
-    };
     const showAs = (name, make) => {
       const one = button(FORMS[name], () => {
-        press(forms, one);
+        press(one);
         widths.hidden = shades.hidden = name !== "HTML";
         body.className = name.toLowerCase();
         body.replaceChildren(...[make()].flat());
@@ -152,7 +149,7 @@ export class Reader {
     };
     for (const [width, name] of Object.entries(WIDTHS)) {
       const one = button(width === "full" ? t("full") : width, () => {
-        press(widths, one);
+        press(one);
         retain(WIDTH, width);
         body.dataset.width = width;
         framed?.fit();
@@ -233,7 +230,7 @@ function remembered() {
 }
 
 // A sentence of the relay's, in the page's language where that knows it.
-function inWords(text) {
+function worded(text) {
   const said = spoken(text);
   return h("span", said ? { text: said } : { text, lang: "en" });
 }
@@ -244,11 +241,11 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   return [
     h("p", { class: `score is-${said}` }, h("strong", t("{0} of 10", score.toLocaleString(locale))), " ",
       findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
-    reasons.length ? h("p.small", reasons.map((one) => (spoken(one) ?? one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ")) : "",
+    reasons.length ? h("p.small", reasons.map((one) => inWords(one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ")) : "",
     findings.length
-      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", named(severity)), " ", inWords(text))))
+      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", named(severity)), " ", worded(text))))
       : "",
-    h("dl", verdicts.map(([name, { result, detail }]) => [h("dt", name), h("dd", h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", inWords(detail))]).flat()),
+    h("dl", verdicts.map(([name, { result, detail }]) => [h("dt", name), h("dd", h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", worded(detail))]).flat()),
   ].filter(Boolean);
 }
 

@@ -3,7 +3,7 @@
 //   #/settings?q=WORDS       those that match       #/settings/NAME    one of them
 
 import { get } from "./calls.js";
-import { copied, fill, h, labelled, number, problem, say, section, Table } from "./dom.js";
+import { coded, copied, fill, fitting, h, labelled, number, problem, say, section, Table } from "./dom.js";
 import { choose, chosen, language, LANGUAGES, learn, named, spoken, t } from "./strings.js";
 
 export const title = t("Settings");
@@ -21,11 +21,8 @@ const spelt = (value) => (typeof value === "string" ? value : JSON.stringify(val
 
 // Those in whose name, value or meaning all the words are.
 function matching(all, text) {
-  const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  return all.filter((one) => {
-    const said = `${one.name} ${one.variable} ${spelt(one.value)} ${one.meaning}`.toLowerCase();
-    return words.every((word) => said.includes(word));
-  });
+  const fits = fitting(text);
+  return all.filter((one) => fits(`${one.name} ${one.variable} ${spelt(one.value)} ${one.meaning}`));
 }
 
 // All of them, their meanings as the page speaks.
@@ -60,7 +57,7 @@ export function open(place, page) {
         row.cells[1].dir = "ltr";
         row.cells[1].lang = "en";
         row.cells[3].lang = one.lang;
-        row.cells[3].append(...one.meaning.split("`").map((part, at) => (at % 2 ? h("code", part) : part)));
+        row.cells[3].append(...coded(one.meaning));
         row.classList.toggle("set", one.source !== "default");
         if (one.source === "default") return;
         row.cells[1].title = t("By default: {0}", spelt(one.default) || t("nothing"));

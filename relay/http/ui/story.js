@@ -4,9 +4,10 @@
 import { clock, part, send } from "./calls.js";
 import { button, doing, h, keepFocus, lasting, problem, section, titled, when, whose } from "./dom.js";
 import { rawOf } from "./source.js";
-import { language, named, spoken, t } from "./strings.js";
+import { inWords, language, named, spoken, t } from "./strings.js";
 
-const ACTS = { queued: ["hold", "cancel"], deferred: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
+// What may be done with a message by hand; `deferred`: queued, and tried before.
+export const ACTS = { queued: ["hold", "cancel"], deferred: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
 const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the story
 
 // `wanted()`: whether it is still this message that is to be shown; `back`: where one came from.
@@ -21,7 +22,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   const trouble = problem();
   const facts = [
     [t("Status"), named(message.status), `status ${message.status}`], [t("From"), whose(message.sender)], [t("To"), whose(message.recipient)], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
-    [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error && (spoken(message.error) ?? message.error), "", message.error && !spoken(message.error)], [t("Id"), message.id],
+    [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error && inWords(message.error), "", message.error && !spoken(message.error)], [t("Id"), message.id],
   ];
   // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
   const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
@@ -54,7 +55,7 @@ async function gateOf({ recipient }, page) {
   const domain = recipient?.slice(recipient.lastIndexOf("@") + 1);
   const gates = await page.get("queue/destinations");
   const shut = gates.find((one) => one.opens_in > 0 && (one.domain === domain || !one.domain));
-  return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), spoken(shut.reason ?? "") ?? shut.reason) : null;
+  return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), inWords(shut.reason ?? "")) : null;
 }
 
 // Each attempt with its phases: how long each took is a bar, all of one scale.

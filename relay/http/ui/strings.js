@@ -33,51 +33,6 @@ export const t = (text, ...values) => (table?.[text] ?? text).replace(/\{(\d)\}/
 // A text in whose places elements stand: what an element is given to hold.
 export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at) => (at % 2 ? elements[piece] : piece));
 
-// What `part` of the relay says, which only some views show (strings.de.checks.js and others): learnt
-// once, before `spoken` is asked for any of it.
-let patterns = [];
-const learnt = {};
-export const learn = (part) => table && language !== "en" && (learnt[part] ??= import(`/ui/strings.${language}.${part}.js`).then(({ default: more }) => {
-  Object.assign(table, more);
-  const length = (key) => key.replace(/\{\d\}/g, "").length; // the more a key says itself, the surer it is
-  patterns = Object.keys(more).filter((key) => key.includes("{0}")).map((key) => [key, new RegExp(`^${key.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\d\}/g, "(.+?)")}$`, "s")])
-    .concat(patterns).sort(([one], [other]) => length(other) - length(one));
-}, () => null));
-
-// A sentence of the relay's, which it says in English: in the language of the page, where that knows
-// it, else null.  The numbers in it, and who is paused, are its values, and whatever is quoted in one
-// that was learnt; what stands behind a colon is kept as it is, where only what is before it is known.
-export function spoken(text) {
-  if (language === "en") return null;
-  if (Object.hasOwn(table, text)) return t(text);
-  const [, who, state, why] = /^(.+) is (starting|draining|backing_off|stopped)\b(.*)$/s.exec(text) ?? [];
-  if (state) return `${who}: ${named(state)}${why.replace(/^(, )after failures of/, (_, comma) => comma + t("after failures of"))}`;
-  const values = [];
-  const key = text.replace(/\d+|^\S+(?= is paused\.$)/g, (value) => `{${values.push(value) - 1}}`);
-  if (Object.hasOwn(table, key)) return t(key, ...values);
-  const pieces = text.split("; ");
-  if (pieces[1]) {
-    const said = pieces.map(spoken);
-    if (said.some(Boolean)) return said.map((one, at) => one ?? pieces[at]).join("; ");
-  }
-  for (const [sentence, pattern] of patterns) {
-    const found = pattern.exec(text);
-    if (found) return t(sentence, ...found.slice(1).map((value) => spoken(value) ?? value));
-  }
-  const [head, ...rest] = text.split(": ");
-  if (!rest.length) return null;
-  const [before, after] = [spoken(head), spoken(rest.join(": "))];
-  return before || after ? `${before ?? head}: ${after ?? rest.join(": ")}` : null;
-}
-
-// What a problem says: its sentence where the page's language knows it, else behind its title.
-export function refusal({ title = "", detail, errors }) {
-  const said = errors?.join(" ") ?? detail;
-  if (language === "en" || !said) return said;
-  const named = spoken(title);
-  return spoken(said) ?? (named ? `${named}: ${said}` : said);
-}
-
 // What the relay names by a word of its own: states, kinds, scopes.
 const NAMES = {
   active: t("active"), provisioned: t("provisioned"), suspended: t("suspended"),
@@ -92,6 +47,26 @@ const NAMES = {
 };
 
 export const named = (word) => NAMES[word] ?? word;
+
+// How the relay's own sentences are said in another language (spoken.js); who reads English needs none
+// of it.
+const speaker = language === "en" ? null : await import("/ui/spoken.js").then((it) => it.speaker(language, table, { t, named }), () => null);
+
+// Have what `part` of the relay says, which only some views show, before any of it is spoken.
+export const learn = (part) => speaker?.learn(part);
+
+// A sentence of the relay's, which it says in English: in the language of the page, where that knows
+// it, else null.
+export const spoken = (text) => speaker?.spoken(text) ?? null;
+export const inWords = (text) => spoken(text) ?? text;
+
+// What a problem says: its sentence where the page's language knows it, else behind its title.
+export function refusal({ title = "", detail, errors }) {
+  const said = errors?.join(" ") ?? detail;
+  if (!speaker || !said) return said;
+  const kind = spoken(title);
+  return spoken(said) ?? (kind ? `${kind}: ${said}` : said);
+}
 
 // Read in a language from now on; null: as the browser says.
 export function choose(code) {

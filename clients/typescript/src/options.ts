@@ -1,0 +1,53 @@
+/**
+ * What says where a relay is: options, else the environment.  What can be no relay's URL and no token
+ * is refused here, before anything is asked.
+ */
+
+import type { Target } from "./call.js";
+import { RelayError } from "./errors.js";
+
+/** Where a relay is, unless it is said. */
+export const DEFAULT_URL = "http://127.0.0.1:8025";
+
+/** Where a relay is, and what opens it. */
+export interface RelayOptions {
+  /** `RELAY_URL` of the environment unless given, else a relay on this machine. */
+  url?: string | undefined;
+  /**
+   * An API key or the administrator's token; `RELAY_TOKEN` of the environment unless given.
+   * Without one, or with null, inboxes are anonymous.
+   */
+  token?: string | null | undefined;
+  /** What makes requests, instead of the global `fetch`. */
+  fetch?: typeof globalThis.fetch | undefined;
+}
+
+/** Where calls go by these options. */
+export function target({ url, token, fetch }: RelayOptions): Target {
+  const where = url || environment("RELAY_URL") || DEFAULT_URL;
+  const opens = token === undefined ? environment("RELAY_TOKEN") : token;
+  checkUrl(where);
+  if (opens && !/^[\x20-\x7e]+$/.test(opens)) {
+    throw new RelayError("the token has characters that no token has");
+  }
+  return { url: where, token: opens, fetch };
+}
+
+function checkUrl(where: string): void {
+  let url: URL | undefined;
+  try {
+    url = new URL(where);
+  } catch {
+    // Said below.
+  }
+  if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
+    throw new RelayError(`a relay's URL begins with http:// or https:// and a host: '${where}'`);
+  }
+  if (url.username || url.password) {
+    throw new RelayError("a relay's URL has no user and no password: the token opens it");
+  }
+}
+
+function environment(name: string): string | undefined {
+  return globalThis.process?.env?.[name];
+}
