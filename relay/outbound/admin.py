@@ -472,6 +472,43 @@ class QueueAdmin:
         )
         return [Traffic(*row) for row in rows]
 
+    async def minutes(self, owner: UUID, hours: int) -> list[tuple[datetime, int, int, int]]:
+        """What finished of `owner`'s mail in each of the last minutes: sent, failed, bounced.
+
+        Looked at are the newest `COUNTED` that were queued in these hours; where there are more,
+        the minutes begin with the first that ended of them.
+        """
+        return await self._pool.fetch(
+            f"""
+            WITH kept AS MATERIALIZED (
+                SELECT l.id FROM relay.outbound_letters l
+                WHERE l.owner = %(owner)s
+                  AND l.id >= relay.uuidv7_floor(now() - make_interval(hours => %(hours)s))
+                ORDER BY l.id DESC
+                LIMIT {COUNTED}
+            ), ended AS (
+                SELECT date_trunc('minute', g.finished_at) AS at, g.status
+                FROM kept k
+                JOIN relay.outbound_log g ON g.id = k.id
+                WHERE g.finished_at >= now() - make_interval(hours => %(hours)s)
+            ), since AS (
+                SELECT CASE WHEN (SELECT count(*) FROM kept) < {COUNTED}
+                            THEN now() - make_interval(hours => %(hours)s)
+                            ELSE (SELECT min(at) FROM ended) END AS at
+            )
+            SELECT m.at, count(*) FILTER (WHERE e.status = 'sent'),
+                   count(*) FILTER (WHERE e.status = 'failed'),
+                   count(*) FILTER (WHERE e.status = 'bounced')
+            FROM since s
+            CROSS JOIN generate_series(date_trunc('minute', s.at), now(), '1 minute') m (at)
+            LEFT JOIN ended e ON e.at = m.at
+            GROUP BY m.at
+            ORDER BY m.at
+            """,  # noqa: S608 - constants of this module only
+            {"owner": owner, "hours": hours},
+            timeout=_FLUSH_TIMEOUT,
+        )
+
     async def show(self, message_id: UUID, owner: UUID | None = None) -> dict[str, Any] | None:
         """One message as a row of relay.outbound_messages, or None."""
         rows = await self._pool.fetch(

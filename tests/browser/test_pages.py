@@ -320,7 +320,9 @@ def test_mail_is_drawn_as_it_passes(relay: RelayProcess, browse: Browse) -> None
         assert visit.errors == []
 
 
-def test_charts_begin_with_what_the_relay_has_kept(relay: RelayProcess, browse: Browse) -> None:
+def test_charts_begin_with_what_the_relay_has_kept(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
     """The last hours are drawn at once, further back at a press; live values go on beside them.
 
     There is more of it than the other tests bring to the relay that they share with this one.
@@ -339,11 +341,63 @@ def test_charts_begin_with_what_the_relay_has_kept(relay: RelayProcess, browse: 
         page = signed_in(visit, relay)
         received = page.locator(".plot").filter(has_text="Received")
         expect(received).to_contain_text("at most 100/s")
-        expect(received.locator("strong")).to_have_text(re.compile(r"^[\d.]+/s$"))
+        expect(received.locator("strong")).to_have_text(re.compile(r"^[\d.]+/(s|min)$"))
         page.get_by_role("button", name="24 hours").click()
         expect(received).to_contain_text("at most 10,000/s")
         expect(page.locator(".flow")).to_have_count(2)
         expect(page.locator(".flow").last).to_contain_text("0 in hand")
+        # The queue's own are of the whole day at once.
+        visit.to("queue/overview")
+        expect(page.locator(".plot")).to_have_count(4)
+        expect(page.get_by_role("button", name="24 hours")).to_have_attribute(
+            "aria-pressed", "true"
+        )
+        expect(page.get_by_role("img", name=re.compile("^Sent: .*24 hours"))).to_be_visible()
+        expect(page.locator(".plot").filter(has_text="Sent")).to_contain_text("at most 1.0/s")
+        expect(page.locator(".plot").filter(has_text="Waiting")).to_contain_text("at most 7")
+        visit.check("queue-day", axe)
+        visit.check_width("queue-day", "phone", axe)
+        assert visit.errors == []
+
+
+def test_a_key_sees_what_became_of_its_own_mail(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """The charts of its queue are of that alone, and say so."""
+    with browse() as visit, relay.http() as api:
+        made = {"owner": "charts", "scopes": ["send"]}
+        token = api.post("/api/v1/keys", json=made).json()["token"]
+        box = api.post("/api/v1/mailboxes").json()["address"]
+        letter = {"from": "a@relay.localhost", "to": [box], "subject": "s", "text": "t"}
+        for _ in range(2):
+            api.post(
+                "/api/v1/messages/send",
+                json=letter,
+                headers={"Authorization": f"Bearer {token}"},
+            ).raise_for_status()
+        own = "SELECT id FROM relay.outbound_letters WHERE recipient = %s"
+        with psycopg.connect(relay.run["database_url"], autocommit=True) as sql:
+            eventually_sync(
+                lambda: (
+                    sql.execute(
+                        "UPDATE relay.outbound_log SET finished_at = now() - interval '9 minutes'"
+                        f" WHERE id IN ({own})",
+                        [box],
+                    ).rowcount
+                ),
+                "both are sent, and that was a while ago",
+                until=lambda count: count == 2,
+            )
+        page = visit.page
+        page.goto(relay.run["http"])
+        sign_in(page, token)
+        expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+        visit.to("queue/overview")
+        expect(page.locator(".plot")).to_have_count(2)
+        page.get_by_role("button", name="1 hour").click()
+        expect(page.locator(".plot").first).to_contain_text("at most 2.0/min")
+        expect(page.get_by_text("Of your own mail")).to_be_visible()
+        visit.check("queue-day-of-a-key", axe)
         assert visit.errors == []
 
 

@@ -1,4 +1,8 @@
-"""`/api/v1/history`: what moved in the last hours, minute by minute, over all relays."""
+"""`/api/v1/history`: what moved in the last hours, minute by minute.
+
+The administrator sees what all relays on the database have recorded (`relay/history.py`), which
+knows no owners.  The holder of a key sees what became of their own mail, as the queue has it still.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from relay.http.operations import (
     json_response,
 )
 from relay.http.routing import Api
+from relay.times import rfc3339
 
 
 class HistoryQuery(Query):
@@ -29,15 +34,16 @@ class HistoryQuery(Query):
 class HistoryMinute(View):
     """The minute that begins `at`, and what waited at its end; `oldest_due_seconds` null: nothing.
 
-    `waiting` are the messages that were queued.
+    `waiting` are the messages that were queued.  To the holder of a key, `received` and `waiting`
+    are null: nobody counts them by owner.
     """
 
     at: Instant
-    received: int
+    received: int | None
     sent: int
     failed: int
     bounced: int
-    waiting: int
+    waiting: int | None
     oldest_due_seconds: float | None
 
 
@@ -54,12 +60,25 @@ def register(api: Api) -> None:
             "operations",
             Access.SCOPE,
             (Answer(200, "the minutes, the oldest first", list[HistoryMinute]),),
-            scope="admin",
+            scope="send",
             query=HistoryQuery,
-            details="A minute in which no relay ran is not there, and that which is not over yet "
-            "may be. Counts are those of all relays on the database.",
+            details="The administrator sees the counts of all relays on the database: a minute in "
+            "which none ran is not there, and that which is not over yet may be. The holder of a "
+            "key sees what became of their own mail: of the newest 10,000 messages that were "
+            "queued in these hours, in every minute since the first of them.",
         ),
     )
     async def minutes(call: Call) -> Response:
         wanted: HistoryQuery = call.query
-        return json_response([one.as_json() for one in await history.last(wanted.hours)])
+        if call.caller.key is None:
+            return json_response([one.as_json() for one in await history.last(wanted.hours)])
+        own = await api.deps.queue_admin.minutes(call.caller.owner_id, wanted.hours)
+        return json_response(
+            [
+                {
+                    "at": rfc3339(at), "received": None, "sent": sent, "failed": failed,
+                    "bounced": bounced, "waiting": None, "oldest_due_seconds": None,
+                }
+                for at, sent, failed, bounced in own
+            ]
+        )  # fmt: skip

@@ -1,20 +1,16 @@
 // Now: what needs a person first, mail as it flows, how much moved and moves, and the tree that moves it.
 
-import { ask, clock, eventsIn, keepUp, send } from "./calls.js";
+import { ask, eventsIn, keepUp, send } from "./calls.js";
 import { commanding } from "./dialogs.js";
-import { button, copyButton, doing, fill, h, lasting, number, press, problem, say, section, since, Table, tenths, when } from "./dom.js";
-import { Plot, SPANS } from "./plot.js";
+import { button, copyButton, doing, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "./dom.js";
+import { Plots, rate, share } from "./plot.js";
 import { language, named, spoken, t } from "./strings.js";
 
 export const title = t("Now");
 export const scope = "admin";
 
 const EVERY = 2000; // ms between two looks
-const PAST = 60000; // ms between two looks at what the relay has kept
-const per = (value, unit) => `${value < 10 ? tenths(value) : number(Math.round(value))}/${unit}`;
-const rate = (value) => per(value, "s");
-const hop = (value) => (!value ? "0" : value < 1 ? per(value * 60, "min") : rate(value));
-const whole = (value) => number(Math.round(value));
+const hop = (value) => (value ? rate(value) : "0");
 
 export function open(place, page) {
   const { signal } = page;
@@ -24,29 +20,13 @@ export function open(place, page) {
   const news = h("p.unseen", { role: "status" });
   const counts = h("p.facts", { id: "counts" });
   const flow = makeFlow();
-  const plots = {
-    received: new Plot(t("Received"), rate),
-    sent: new Plot(t("Sent"), rate),
-    waiting: new Plot(t("Waiting"), whole),
-    age: new Plot(t("Oldest due"), (seconds) => (seconds < 1 ? "0 s" : lasting(seconds))),
-    errors: new Plot(t("Failures"), (value) => `${whole(value)} %`),
-  };
-  const all = Object.values(plots);
-  const spans = h("p.bar", { role: "group", ariaLabel: t("How far back") }, Object.entries(SPANS).map(([hours, text]) =>
-    button(text, (pressed) => choose(Number(hours), pressed.currentTarget), { ariaPressed: String(hours === "1") })));
-  const choose = (hours, pressed) => {
-    press(pressed);
-    for (const plot of all) {
-      plot.hours = hours;
-      plot.draw();
-    }
-  };
+  const plots = new Plots(["received", "sent", "waiting", "age", "errors"], 1);
   const tree = makeTree((node, pressed) => showMenu(menu, node, pressed, trouble, command));
   const menu = h("div", { id: "commands", popover: "auto" });
   place.append(
     section(t("Attention"), attention, news, trouble, outage),
     section(t("Mail in flight"), flow.element),
-    section(t("Traffic"), h("div.bar", counts, h("span.space"), spans), h("div.plots", all.map((plot) => plot.element))),
+    section(t("Traffic"), h("div.bar", counts, h("span.space"), plots.spans), plots.element),
     section(t("Supervision"), tree.element, menu),
   );
 
@@ -66,7 +46,6 @@ export function open(place, page) {
   }, (text) => say(outage, text));
 
   let before = null;
-  let kept = -Infinity; // when the relay was asked last for what it has kept
   page.every(EVERY, async () => {
     let seen = null;
     try {
@@ -74,23 +53,19 @@ export function open(place, page) {
       showAttention(attention, news, seen.attention, resume);
       const { counters, earlier } = seen;
       const then = before ?? earlier;
-      showTraffic(counts, plots, seen, then && rates(counters, then.counters, before ? (performance.now() - before.at) / 1000 : earlier.seconds));
+      showTraffic(counts, plots.each, seen, then && rates(counters, then.counters, before ? (performance.now() - before.at) / 1000 : earlier.seconds));
       flow.show(seen, before?.counters);
       before = { at: performance.now(), counters };
       show(await page.get("supervision"));
       tree.element.classList.remove("stale");
-      if (clock.now() - kept > PAST) {
-        const hours = Math.min(24, Math.ceil((clock.now() - kept) / 3600e3) || 1);
-        showPast(plots, await page.get(`history?hours=${hours}`));
-        kept = clock.now();
-      }
+      await plots.past(page.get);
     } catch (error) {
       // What was seen last is not how it is now.
       if (seen === null) {
         tree.element.classList.add("stale");
         say(counts, t("What moves is unknown."));
         flow.show();
-        for (const plot of all) plot.push(null);
+        for (const plot of plots.all) plot.push(null);
         before = null;
       }
       throw error;
@@ -132,9 +107,6 @@ function showAttention(list, news, concerns, resume) {
 // By counter: how many a second.
 const rates = (now, then, seconds) => Object.fromEntries(Object.entries(now).map(([name, value]) => [name, Math.max(0, value - then[name]) / seconds]));
 
-// In per cent; null where nothing ended.
-const share = (bad, good) => (bad + good ? (100 * bad) / (bad + good) : null);
-
 function showTraffic(counts, plots, { mailboxes, queue }, moved) {
   say(counts, queue
     ? t("{0} mailboxes · {1} queued · {2} being delivered · {3} held", number(mailboxes), number(queue.queued), number(queue.processing), number(queue.held))
@@ -146,16 +118,6 @@ function showTraffic(counts, plots, { mailboxes, queue }, moved) {
   plots.sent.push(moved.sent);
   const failed = share(moved.failed + moved.bounced, moved.sent);
   if (failed !== null) plots.errors.push(failed);
-}
-
-function showPast(plots, minutes) {
-  const over = minutes.filter((one) => Date.parse(one.at) + 60000 <= clock.now());
-  const put = (name, value) => plots[name].past(over.map((one) => [Date.parse(one.at) + 30000, value(one)]).filter(([, value]) => value !== null));
-  put("received", (one) => one.received / 60);
-  put("sent", (one) => one.sent / 60);
-  put("waiting", (one) => one.waiting);
-  put("age", (one) => one.oldest_due_seconds ?? 0);
-  put("errors", (one) => share(one.failed + one.bounced, one.sent));
 }
 
 // Mail in flight: from station to station, with how much passes and what waits.  A dot is mail that

@@ -1,18 +1,62 @@
-// A plot of one number: what the relay has kept of it, and what is seen live at the right of that.
+// Plots, each of one number: what the relay has kept of it, and what is seen live at the right of that.
 
 import { clock } from "./calls.js";
-import { drawing, h, say, when } from "./dom.js";
+import { button, drawing, h, lasting, number, press, say, tenths, when } from "./dom.js";
 import { t } from "./strings.js";
 
 const [WIDTH, HEIGHT] = [240, 56];
-export const SPANS = { 1: t("1 hour"), 6: t("6 hours"), 24: t("24 hours") };
+const SPANS = { 1: t("1 hour"), 6: t("6 hours"), 24: t("24 hours") };
+const PAST = 60000; // ms between two looks at what the relay has kept
 
-export class Plot {
-  // `show(value)`: in words.
-  constructor(title, show) {
-    this.title = title;
-    this.show = show;
-    this.hours = 1;
+const per = (value, unit) => `${value < 10 ? tenths(value) : number(Math.round(value))}/${unit}`;
+export const rate = (value) => (value && value < 1 ? per(value * 60, "min") : per(value, "s"));
+const whole = (value) => number(Math.round(value));
+// In per cent; null where nothing ended.
+export const share = (bad, good) => (bad + good ? (100 * bad) / (bad + good) : null);
+
+// What is plotted: its title, how a value is said, and what a minute that was kept says of it.
+const PLOTS = {
+  received: [t("Received"), rate, (one) => one.received / 60],
+  sent: [t("Sent"), rate, (one) => one.sent / 60],
+  waiting: [t("Waiting"), whole, (one) => one.waiting],
+  age: [t("Oldest due"), (seconds) => (seconds < 1 ? "0 s" : lasting(seconds)), (one) => one.oldest_due_seconds ?? 0],
+  errors: [t("Failures"), (value) => `${whole(value)} %`, (one) => share(one.failed + one.bounced, one.sent)],
+};
+
+// Some of these beside each other, and the buttons that say how many hours back they reach.
+export class Plots {
+  constructor(names, hours) {
+    this.each = Object.fromEntries(names.map((name) => [name, new Plot(...PLOTS[name], hours)]));
+    this.all = Object.values(this.each);
+    this.element = h("div.plots", this.all.map((plot) => plot.element));
+    this.spans = h("p.bar", { role: "group", ariaLabel: t("How far back") }, Object.entries(SPANS).map(([span, text]) =>
+      button(text, (pressed) => this.reach(Number(span), pressed.currentTarget), { ariaPressed: String(span === String(hours)) })));
+    this.kept = -Infinity; // when the relay was asked last for what it has kept
+  }
+
+  reach(hours, pressed) {
+    press(pressed);
+    for (const plot of this.all) {
+      plot.hours = hours;
+      plot.draw();
+    }
+  }
+
+  // Once a minute, and at first: what the relay has kept since.
+  async past(get) {
+    const ago = clock.now() - this.kept;
+    if (ago < PAST) return;
+    const minutes = await get(`history?hours=${Math.min(24, Math.ceil(ago / 3600e3))}`);
+    this.kept = clock.now();
+    const over = minutes.filter((one) => Date.parse(one.at) + 60000 <= this.kept);
+    for (const plot of this.all) plot.past(over.map((one) => [Date.parse(one.at) + 30000, plot.of(one)]).filter(([, value]) => value !== null));
+  }
+}
+
+class Plot {
+  // `show(value)`: in words; `of(minute)`: its value then.
+  constructor(title, show, of, hours) {
+    Object.assign(this, { title, show, of, hours });
     this.points = []; // [instant in ms, value or null: unknown], in order
     this.now = h("strong", "…");
     this.most = h("small");

@@ -12,6 +12,7 @@ import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labe
 import { asking } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
 import { divide } from "./panes.js";
+import { Plots } from "./plot.js";
 import { ACTS as ACTS_OF_ONE, showStory } from "./story.js";
 import { inWords, learn, named, t } from "./strings.js";
 
@@ -108,7 +109,7 @@ class Queue {
       this.scroller);
     this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
     this.overview = h("div.overview", h("a.back", { href: "#/queue", text: t("‹ States") }),
-      page.may("admin") ? makeState(page) : "", makeSuppressions(page));
+      makeCharts(page), page.may("admin") ? makeState(page) : "", makeSuppressions(page));
     const reader = h("section.reader", { ariaLabel: t("The story") }, this.story, this.overview);
     addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
     this.element = h("div.mail.queue");
@@ -315,6 +316,18 @@ function makeRail(page) {
   };
   const narrow = (tail) => STATES.forEach((key) => links.get(key).setAttribute("href", `#/queue/${key}${tail}`));
   return { element, mark, narrow, refresh };
+}
+
+// The last day: of all relays for the administrator, else of one's own mail, which nobody counts as it
+// waits
+
+function makeCharts(page) {
+  const outage = problem();
+  const all = page.may("admin");
+  const plots = new Plots(all ? ["sent", "errors", "waiting", "age"] : ["sent", "errors"], 24);
+  page.every(EVERY, async () => plots.element.checkVisibility() && plots.past(page.get), outage);
+  return section(t("The last day"), h("div.bar", h("h2", t("The last day")), h("span.space"), plots.spans), plots.element,
+    all ? "" : h("p.small", t("Of your own mail: the newest 10,000 messages. How much of it waited nobody has kept.")), outage);
 }
 
 // The whole queue, for the administrator

@@ -2,6 +2,8 @@
 export default {
   "Accounts": "Konten",
   "Cause": "Ursache",
+  "The last day": "Der letzte Tag",
+  "Of your own mail: the newest 10,000 messages. How much of it waited nobody has kept.": "Von den eigenen Mails: die neuesten 10.000 Nachrichten. Wie viele davon warteten, hat niemand festgehalten.",
   "manual": "von Hand",
   "complained": "Beschwerde",
   "unsubscribed": "abgemeldet",
