@@ -238,7 +238,7 @@ class Database:
         """Ask the server something on the simulation's own account; the loop stands still."""
         assert self._asker is not None
         cursor = self._asker.execute(sql, params, prepare=False)
-        return cursor.fetchall() if cursor.description else []
+        return [] if cursor.description is None else cursor.fetchall()
 
     def tick(self) -> None:
         """Set the server's clock."""
