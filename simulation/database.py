@@ -192,6 +192,7 @@ class Database:
         self._notifying: set[int] = set()  # descriptors whose transactions notify at their end
         self._down = False
         self._awaited: dict[str, tuple[trio.Event, list[str]]] = {}
+        self._losing: dict[str, trio.Event] = {}  # actors, of whom an answer is to be lost
         self.latency = (0.0002, 0.002)
         self.statements = 0
 
@@ -294,7 +295,32 @@ class Database:
             self._world.whisper("db.unlocked", fd=fileno)
         self._world.whisper("db.answered", fd=fileno)
         self._settle_after(fileno)
+        if self._losing and conn is not None:
+            self._may_lose(fileno, pid)
         await self._be_late()
+
+    def _may_lose(self, fileno: int, pid: int) -> None:
+        """Have the connection break in place of an answer, where one is to be lost: a transaction
+        has ended, and whoever ended it does not hear how."""
+        actor = structlog.contextvars.get_contextvars().get("actor")
+        data = _peek(fileno)
+        if actor not in self._losing or len(data) == _PEEK or data[-6:] != _READY + b"I":
+            return
+        self._losing.pop(actor).set()
+        self._world.tell("db.answer_lost", actor=actor)
+        _shut(fileno)
+        while _take(fileno):
+            pass
+        self._await_end([pid])
+
+    async def lose_answer(self, actor: str) -> None:
+        """Lose the next answer to such an actor that says how a transaction ended."""
+        event = self._losing.setdefault(actor, trio.Event())
+        try:
+            await event.wait()
+        finally:
+            if self._losing.get(actor) is event:
+                del self._losing[actor]
 
     async def _be_late(self) -> None:
         """Take the time that an answer takes to whoever's turn it is, if it can come at all."""
@@ -438,15 +464,19 @@ class Database:
                 if conn in self._blocked:
                     self._orphans.add(conn.pgconn.backend_pid)
                 _shut(conn.pgconn.socket)
+        self._await_end(pids)
+        self._settle()
+
+    def _await_end(self, pids: list[int]) -> None:
+        """Let backends end whose connections have ended, but for those that wait for a lock."""
         until = time.monotonic() + _PATIENCE
         while not self._down and self.query(
             "SELECT FROM pg_stat_activity WHERE pid = ANY(%s) AND NOT pid = ANY(%s)",
             [pids, sorted(self._orphans)],
         ):
             if time.monotonic() > until:
-                raise Stuck("backends of a killed node do not end")
+                raise Stuck(f"backends {pids} do not end")
             time.sleep(0.001)
-        self._settle()
 
     def crash(self) -> None:
         """Kill the server with all of its processes."""
@@ -493,6 +523,12 @@ def _peek(fileno: int) -> bytes:
     """What is in a socket, without taking it; nothing where it has failed."""
     size = _libc.recv(fileno, _peeked, _PEEK, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return ctypes.string_at(_peeked, size) if size > 0 else b""
+
+
+def _take(fileno: int) -> int:
+    """Throw away what is in a socket; how much that was."""
+    size: int = _libc.recv(fileno, _peeked, _PEEK, socket.MSG_DONTWAIT)
+    return max(0, size)
 
 
 def _unread(fileno: int) -> int:

@@ -21,7 +21,7 @@ from simulation.node import Node
 from simulation.workload import Around
 from simulation.world import World
 
-KINDS = ("kill", "freeze", "partition", "cut", "database", "clock", "peer")
+KINDS = ("kill", "freeze", "partition", "cut", "database", "stall", "doubt", "clock", "peer")
 """What can be asked for."""
 PLANNED = ("failover", "disk")
 """What `relay simulate` has names for, and cannot do yet."""
@@ -41,6 +41,8 @@ _LASTS = {
     "partition": (0.2, 90.0),
     "cut": (0.0, 0.0),
     "database": (0.1, 20.0),  # until the server is started again
+    "stall": (0.2, 120.0),  # beyond what is waited for an answer, and beyond a lease at times
+    "doubt": (0.0, 0.0),
     "clock": (5.0, 300.0),
     "peer": (5.0, 120.0),
 }
@@ -87,10 +89,12 @@ def plan(
             size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
         elif kind == "cut":
             size = rng.choice((0.2, 1.0))
-        if kind in {"database", "peer"}:
+        if kind in {"database", "stall", "doubt", "peer"}:
             node = ""
         amid, whose, answers = 0.0, "", 0
-        if kind in {"kill", "freeze", "partition", "cut", "database"}:
+        if kind == "doubt":
+            whose = rng.choice(_ACTORS)
+        if kind in {"kill", "freeze", "partition", "cut", "database", "stall"}:
             how = rng.random()
             if how < 0.35:
                 whose = rng.choice(_SPEAKERS)
@@ -195,6 +199,17 @@ class Injector:
         self._database.crash()
         await trio.sleep(fault.lasts)
         self._database.recover()
+
+    async def _do_stall(self, fault: Fault) -> None:
+        for node in self._nodes:
+            self._network.part(node, HOST)
+        await trio.sleep(fault.lasts)
+        for node in self._nodes:
+            self._network.heal(node, HOST)
+
+    async def _do_doubt(self, fault: Fault) -> None:
+        with trio.move_on_after(_IDLE):
+            await self._database.lose_answer(fault.whose)
 
     async def _do_clock(self, fault: Fault) -> None:
         self._world.skew[fault.node] = fault.size

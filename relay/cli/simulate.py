@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-KINDS = ("kill", "freeze", "partition", "cut", "database", "clock", "peer")
+KINDS = ("kill", "freeze", "partition", "cut", "database", "stall", "doubt", "clock", "peer")
 """Faults that there are; `simulation.faults` has the same."""
 PLANNED = ("failover", "disk")
 """Faults that have a name and are not there yet."""
