@@ -65,7 +65,6 @@ _FOUND = Counter(
 _LEASE = "reaper"
 _LEASE_TTL = 30.0  # s; far above the few hundredths that a batch takes
 _TOKENS = 1000  # a batch
-_RETRY = 10.0  # s; while another node reaps, and at most between two attempts in an outage
 _ROLL_EVERY = 3600.0  # s; partitions are made two weeks ahead
 
 
@@ -77,17 +76,19 @@ async def run(
     retention: float = 7 * 86400.0,
     outbound_retention: float = 30 * 86400.0,
     sweep_every: float = 60.0,
+    retry_every: float = 10.0,
     rng: random.Random | None = None,
 ) -> None:
     """Reclaim until drained.
 
     `queue`: the outbound queue, if it is to be looked after; `retention`: seconds that a closed
     mailbox, or an expired token, is kept; `outbound_retention`: seconds that finished mail is
-    kept; `sweep_every`: seconds between rounds, a quarter more or less.
+    kept; `sweep_every`: seconds between rounds, a quarter more or less; `retry_every`: seconds
+    while another node reaps, and at most between two attempts in an outage.
     """
     rng = rng or new_rng()
     reaper = Reaper(pool, retention=retention, queue=queue, outbound_retention=outbound_retention)
-    outage = Outage(longest=_RETRY, rng=rng)
+    outage = Outage(longest=retry_every, rng=rng)
     ctx.ready()
     try:
         while True:
@@ -100,7 +101,7 @@ async def run(
             else:
                 if outage.over():
                     log.info("reaper.recovered")
-                seconds = jittered(sweep_every if led else min(_RETRY, sweep_every), rng)
+                seconds = jittered(sweep_every if led else min(retry_every, sweep_every), rng)
             reaper.heed(await wait_for_messages(ctx, seconds))
     except Drained:
         return

@@ -92,11 +92,12 @@ log = get_logger()
 GRACE = 4.0
 """Seconds to record reports in when the sender is cancelled, or drained during an outage."""
 
+LONG_REST = 5.0
+"""Seconds between two looks around while nothing comes."""
 _TICK = 0.1  # s; how often room is granted anew
 _FIRST_TICK = 0.02  # s; the same from when there was nothing: how fast mail goes is soon known
 _FIRST_TICKS = 5
 _RESTING_TICK = 0.5  # s; the same once nothing is under way
-_LONG_REST = 5.0  # s; the same while nothing comes
 _IDLE_TICKS = 10  # between two looks at gates
 _TIDY_EVERY = 2.0  # s; between two looks at idle connections
 
@@ -425,7 +426,7 @@ class _Sender:
                 tick = _FIRST_TICK
             await trio.sleep(tick)
             return tick
-        with trio.move_on_after(_LONG_REST if self._rests else _RESTING_TICK) as resting:
+        with trio.move_on_after(LONG_REST if self._rests else _RESTING_TICK) as resting:
             await self._come.park()
         self._rests = resting.cancelled_caught
         if self._rests:
@@ -437,7 +438,7 @@ class _Sender:
     async def tidy(self) -> None:
         """Close idle connections now and then: a peer may take its time to say goodbye."""
         while True:
-            await trio.sleep(_TIDY_EVERY if self.workers.has_lines else _LONG_REST)
+            await trio.sleep(_TIDY_EVERY if self.workers.has_lines else LONG_REST)
             await self.workers.tidy()
 
     async def _renew(self, now: float) -> None:

@@ -1,121 +1,28 @@
-"""Runs one simulation: `python -m simulation SEED`, the process that `relay simulate` starts.
+"""`python -m simulation SEED …`, the process that `relay simulate` starts.
 
 The order in which Python walks over a set of texts is one of the throws: unless PYTHONHASHSEED is
-the seed's own, this starts itself again with it.  Ends with 0 if every promise was kept, with 1 if
-one was broken (the last line of its output is JSON), and with 70 if the simulation itself failed.
+the seed's own, this starts itself again with it, before anything is loaded that takes long.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
-import shutil
-import signal
 import sys
-import tempfile
-import traceback
-from collections import Counter
-from pathlib import Path
-
-from simulation import seams
-from simulation.faults import KINDS, Fault, read, written
-from simulation.network import Network
-from simulation.world import World
-
-_MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private directory in it
-_ROOM = 2 << 30  # bytes
 
 
 def main() -> int:
-    """Simulate, and return the exit code."""
-    options = _options()
+    """Begin again if need be, then simulate."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    options, _ = parser.parse_known_args()
     hashes = str(options.seed % 4_294_967_295)
     if os.environ.get("PYTHONHASHSEED") != hashes:
         environment = os.environ | {"PYTHONHASHSEED": hashes}
         os.execve(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]], environment)  # noqa: S606 - ourselves
-    # It and its server take turns: on one core a turn passes from one to the other at once.
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[options.seed % len(cores)]})
-    world = World(options.seed, options.trace)
-    place = seams.Seams(world, Network(world))
-    seams.install(place)
-    seams.sweep_rarely(world)
-    from simulation.run import run
+    from simulation import program
 
-    asked: list[int] = []
-
-    def stop(number: int, _: object) -> None:
-        asked.append(number)
-        raise KeyboardInterrupt  # so that the server and its directory do not outlive us
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    directory = Path(tempfile.mkdtemp(prefix="relay-simulation-", dir=_place()))
-    try:
-        outcome = run(
-            place,
-            directory,
-            seconds=options.days * 86_400,
-            nodes=options.nodes,
-            kinds=options.faults,
-            faults=options.plan,
-        )
-    except BaseException:
-        if asked:
-            return 130
-        traceback.print_exc()
-        return 70
-    finally:
-        world.close()
-        shutil.rmtree(directory, ignore_errors=True)
-    for sentence in outcome.violations:
-        print(f"broken: {sentence}")
-    if outcome.violations:
-        print(
-            f"again: relay simulate --seed {outcome.seed} --days {options.days} "
-            f"--nodes {options.nodes} --plan '{written(outcome.faults)}'"
-        )
-    print(
-        json.dumps(
-            {
-                "seed": outcome.seed,
-                "virtual_seconds": outcome.virtual_seconds,
-                "events": outcome.events,
-                "faults": Counter(fault.kind for fault in outcome.faults),
-                "violations": len(outcome.violations),
-            }
-        )
-    )
-    return 1 if outcome.violations else 0
-
-
-def _place() -> str | None:
-    """Return where the database goes: into memory, where there is room; None: as usual."""
-    with contextlib.suppress(OSError):
-        if not os.environ.get("TMPDIR") and shutil.disk_usage(_MEMORY).free > _ROOM:
-            return _MEMORY
-    return None
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m simulation")
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--days", type=float, default=1 / 24)
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--faults", type=lambda text: _kinds(text), default=KINDS)
-    parser.add_argument("--plan", type=_plan, default=None)
-    parser.add_argument("--trace", type=Path, default=None)
-    return parser.parse_args()
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
-
-
-def _plan(text: str) -> list[Fault]:
-    return read(text)
+    return program.main()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import trio
 
 from simulation.database import HOST, Database
+from simulation.day import after
 from simulation.history import History, Trouble
 from simulation.network import Network
 from simulation.node import Node
@@ -26,7 +27,7 @@ KINDS = ("kill", "freeze", "partition", "cut", "database", "stall", "doubt", "cl
 PLANNED = ("failover", "disk")
 """What `relay simulate` has names for, and cannot do yet."""
 
-_EVERY = 60.0  # seconds between two faults on average
+_EVERY = 60.0  # busy seconds between two faults on average
 _IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
 _SPEAKERS = ("", "client", "program", "pusher", "device", "upstream", "hooks")
 """Who speaks to the relay, and who has just got something from it."""
@@ -76,7 +77,7 @@ def plan(
     faults = []
     at = began
     while kinds:
-        at += rng.expovariate(1 / _EVERY)
+        at = after(at, rng.expovariate(1 / _EVERY))
         if at >= ends:
             break
         kind, node = rng.choice(list(kinds)), rng.choice(list(nodes))

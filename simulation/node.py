@@ -103,7 +103,7 @@ class Node:
         from supervisor import Supervisor
 
         secret = hashlib.sha256(f"{self._world.seed}".encode()).hexdigest()
-        settings = load(environ=_environment(self._dsn, secret))
+        settings = load(environ=_environment(self._dsn, secret, rare=self._world.sweeps_rarely))
         data = DataDir(self._data)
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
         pool = Pool(
@@ -177,7 +177,7 @@ async def _narrate(world: World, supervisor: Any) -> None:
                 )
 
 
-def _environment(dsn: str, secret: str) -> dict[str, str]:
+def _environment(dsn: str, secret: str, *, rare: bool) -> dict[str, str]:
     return {
         "RELAY_DATABASE__URL": dsn,
         "RELAY_SECRET_KEY": secret,
@@ -192,4 +192,5 @@ def _environment(dsn: str, secret: str) -> dict[str, str]:
         "RELAY_OUTBOUND__LEASE_TIMEOUT": "60",
         "RELAY_OUTBOUND__RETRY_UNIT": "5",
         "RELAY_OUTBOUND__MAX_ATTEMPTS": "100",
+        "RELAY_EXPIRY__SWEEP_EVERY": "600" if rare else "60",
     }

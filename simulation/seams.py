@@ -9,6 +9,7 @@ tasks that may run), psycopg's clock, the connections of httpx.
 from __future__ import annotations
 
 import random
+import ssl
 import sys
 import uuid
 from importlib import import_module
@@ -19,6 +20,7 @@ from typing import Any
 import trio
 
 from simulation.database import Database, waiting
+from simulation.day import HOUR
 from simulation.network import Network
 from simulation.world import World, inline
 
@@ -35,15 +37,22 @@ _MAY_BE_LOADED = {
 
 
 _SWEEPS = {
-    "actors.claimer:run": ("sweep_every", 12),
-    "actors.collector:run": ("sweep_every", 12),
-    "actors.summariser:run": ("sweep_every", 12),
-    "actors.webhooks:run": ("sweep_every", 12),
-    "actors.ticker:run": ("lease_ttl", 4),
-    "relay.devices.postgres:PostgresStore.__init__": ("statistics_every", 12),
+    "actors.claimer:run": {"sweep_every": 60},
+    "actors.collector:run": {"sweep_every": 60},
+    "actors.postgres:run": {"look_every": 40},
+    "actors.reaper:run": {"sweep_every": 10, "retry_every": 60},
+    "actors.summariser:run": {"sweep_every": 120},
+    "actors.ticker:run": {"lease_ttl": 40},
+    "actors.webhooks:run": {"sweep_every": 60},
+    "relay.db.listen:notifications": {"ping_every": 40},
+    "relay.devices.postgres:PostgresStore.__init__": {"statistics_every": 60},
 }
 """What asks the database again and again although nobody called: by which argument, and how many
-times as rarely it does so in most worlds."""
+times as rarely it does so in most worlds.  Every two to ten minutes then."""
+_RESTS = 12
+"""So many times as rarely does a sender that has nothing to do look around, in these."""
+_OFTEN_FOR = 2 * HOUR
+"""Seconds; in a longer run sweeps are rare whatever the seed."""
 
 
 class Seams:
@@ -75,19 +84,23 @@ def install(seams: Seams) -> None:
     _others(seams)
 
 
-def sweep_rarely(world: World) -> bool:
-    """In three worlds of four, have sweeps be rare; whether this is one.
+def sweep_rarely(world: World, seconds: float) -> None:
+    """In three worlds of four, and in all that last long, have sweeps be rare.
 
     Sweeps find what a wake-up should have said: where they are rare, one that is lost shows.  And
     an idle relay costs a world as much as its work does.
     """
-    if world.seed % 4 == 0:
-        return False
-    for place, (argument, times) in _SWEEPS.items():
+    world.sweeps_rarely = world.seed % 4 != 0 or seconds > _OFTEN_FOR
+    if not world.sweeps_rarely:
+        return
+    for place, rarer in _SWEEPS.items():
         module, _, path = place.partition(":")
         function = attrgetter(path)(import_module(module))
-        function.__kwdefaults__[argument] *= times
-    return True
+        for argument, times in rarer.items():
+            function.__kwdefaults__[argument] *= times
+    from actors import sender
+
+    sender.LONG_REST *= _RESTS
 
 
 def _replace(module: ModuleType, names: dict[str, Any]) -> None:
@@ -175,6 +188,9 @@ def _others(seams: Seams) -> None:
     trio.to_thread.run_sync = inline  # type: ignore[assignment]
     trio.open_tcp_stream = seams.network.open_tcp_stream  # type: ignore[assignment]
     psycopg.connection_async.monotonic = seams.world.now  # type: ignore[attr-defined]
+
+    # Nobody speaks TLS here, and reading whom all the world trusts costs each start of a node.
+    ssl.SSLContext.set_default_verify_paths = lambda self: None  # type: ignore[method-assign]
 
     # Figures are of a process; here it has several nodes, and nobody scrapes.
     from relay.metrics import registry

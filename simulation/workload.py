@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from simulation.day import after
 from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox
 from simulation.network import Network
 from simulation.node import ADMIN_TOKEN, DOMAIN, HTTP, PUSH, RECEIVE, SMTP, UPSTREAM
@@ -70,8 +71,8 @@ class Around:
         return f"M-{kind}-{self._numbers}"
 
     async def pause(self, rng: Any, mean: float) -> bool:
-        """Wait a while; whether to go on."""
-        with trio.move_on_after(rng.expovariate(1 / mean)):
+        """Wait a while (`mean`: busy seconds); whether to go on."""
+        with trio.move_on_at(after(self.world.now(), rng.expovariate(1 / mean))):
             await self.stopped.wait()
         return not self.stopped.is_set()
 
@@ -557,7 +558,10 @@ async def device(around: Around, name: str, key: Any, mean: float) -> None:
     NODE.set(name)
     rng = around.world.rng(name)
     while True:
-        await trio.sleep(rng.expovariate(1 / mean))
+        with trio.move_on_at(after(around.world.now(), rng.expovariate(1 / mean))):
+            await around.stopped.wait()
+        if around.stopped.is_set():  # what is left for it is fetched soon, whatever the hour
+            await trio.sleep(rng.expovariate(1 / mean))
         said: dict[str, float] = {}
         try:
             stream = await around.network.open_tcp_stream(around.choose(rng), RECEIVE)

@@ -42,6 +42,8 @@ class World:
         """Seconds by which a node's wall clock is off."""
         self.dead: set[str] = set()
         """Nodes, by incarnation, that were killed."""
+        self.sweeps_rarely = False
+        """Whether what looks although nobody called does so rarely (`seams.sweep_rarely`)."""
         self.whispers = "SIMULATION_WHISPERS" in os.environ
         self.events = 0
         """How many lines the trace has."""

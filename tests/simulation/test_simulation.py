@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relay.cli import simulate as command
-from simulation import faults
+from simulation import day, faults
 from simulation.faults import Fault
 from simulation.shrink import shrink
 
@@ -103,6 +103,19 @@ def test_a_plan_is_read_as_it_was_written() -> None:
         Fault(2.0, "clock", "n2", lasts=1.0, size=-0.5),
     ]
     assert faults.read(faults.written(plan)) == plan
+
+
+def test_a_day_has_rushes_and_a_night() -> None:
+    """Busy seconds pass as they do in the first hour, slower at night; none is lost between."""
+    assert day.after(10.0, 60.0) == 70.0
+    assert day.after(14 * day.HOUR, 60.0) > 15 * day.HOUR
+    for began in (0.0, 2000.0, 2 * day.HOUR, 17.9 * day.HOUR, day.DAY - 1, 3 * day.DAY + 5):
+        at = began
+        for _ in range(40):
+            later = day.after(at, 25.0)
+            assert later > at
+            at = later
+        assert at == pytest.approx(day.after(began, 1000.0))
 
 
 def test_shrinking_leaves_what_matters() -> None:
