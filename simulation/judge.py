@@ -13,13 +13,18 @@ from math import inf
 
 from simulation.database import Database
 from simulation.history import Answer, Copy, History
+from simulation.world import EPOCH
 
 SETTLES_WITHIN = 3600.0
 """Virtual seconds, without faults, after which everything has come to rest."""
 
 
-def unsettled(database: Database) -> dict[str, int]:
-    """Return what has not come to rest yet, and how much of it."""
+def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
+    """Return what has not come to rest yet, and how much of it.
+
+    Whoever closes mailboxes has renewed its lease (of so many seconds) `since` then: what lasts may
+    be that of a node that was killed.
+    """
     (row,) = database.query(
         """
         SELECT (SELECT count(*) FROM relay.outbound_due WHERE isfinite(run_at)),
@@ -27,10 +32,18 @@ def unsettled(database: Database) -> dict[str, int]:
                (SELECT count(*) FROM relay.token_queue q
                 WHERE q.ready AND q.expires_at > extract(epoch FROM sim.now())),
                (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now()),
-               (SELECT count(*) FROM relay.webhook_events WHERE given_up_at IS NULL)
-        """
+               (SELECT count(*) FROM relay.webhook_events WHERE given_up_at IS NULL),
+               (SELECT count(*) FROM relay.mailboxes
+                WHERE is_active AND expires_at < sim.now() - interval '2 minutes'),
+               (SELECT 1 - count(*) FROM relay.leases
+                WHERE name = 'ticker' AND expires_at > to_timestamp(%s))
+        """,
+        [EPOCH + since + lease],
     )
-    names = ("outbound", "unsummarised", "tokens", "blobs", "webhooks")
+    names = (
+        *("outbound", "unsummarised", "tokens", "blobs", "webhooks"),
+        *("mailboxes open after their end", "ticker missing"),
+    )
     return {name: count for name, count in zip(names, row, strict=True) if count}
 
 
@@ -45,6 +58,14 @@ def violations(database: Database, history: History, now: float) -> list[str]:
         *_told(history, now),
         *history.late,
     ]
+
+
+def is_open(database: Database, address: str) -> bool:
+    """Whether a mailbox is marked as one that takes mail."""
+    database.tick()
+    return bool(
+        database.query("SELECT FROM relay.mailboxes WHERE address = %s AND is_active", [address])
+    )
 
 
 def _mail(database: Database, history: History) -> list[str]:
@@ -90,13 +111,8 @@ def _expiry(database: Database, history: History) -> list[str]:
         ORDER BY 1
         """
     )
-    over = database.query(
-        "SELECT address FROM relay.mailboxes"
-        " WHERE is_active AND expires_at < sim.now() - interval '2 minutes' ORDER BY 1"
-    )
     return [
         *(f"{address}: took mail {by:.6f} s after its end" for address, by in late),
-        *(f"{address}: is over, and still active" for (address,) in over),
         *(f"{address}: was over, and showed its mail" for address in history.shown_late),
     ]
 

@@ -90,10 +90,10 @@ async def simulate(
             await trio.sleep(seconds)
         around.stopped.set()
         world.tell("faults.over")
-        left = await _settle(database)
+        left = await _settle(world, database)
         if not left:
-            await workload.probe(around)
-            left = await _settle(database)
+            await workload.probe(around, partial(judge.is_open, database))
+            left = await _settle(world, database)
         outcome.virtual_seconds = round(world.now(), 3)
         if left:
             text = ", ".join(f"{count} {what}" for what, count in left.items())
@@ -129,15 +129,18 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
         nursery.start_soon(workload.device, around, f"device{number}", key, 30.0)
 
 
-async def _settle(database: Database) -> dict[str, int]:
+async def _settle(world: World, database: Database) -> dict[str, int]:
     """Wait until everything is at rest; return what is not when the time is over."""
+    from actors import ticker
+
+    since, lease = world.now(), (ticker.run.__kwdefaults__ or {})["lease_ttl"]
     left: dict[str, int] = {}
     rested = 0
     with trio.move_on_after(judge.SETTLES_WITHIN):
         while rested < _SETTLED:
             await trio.sleep(_LOOK_EVERY)
             database.tick()
-            left = judge.unsettled(database)
+            left = judge.unsettled(database, since, lease)
             rested = 0 if left else rested + 1
     return left
 

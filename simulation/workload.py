@@ -452,12 +452,14 @@ async def _be_told(around: Around, stream: trio.SocketStream, peer: str) -> None
 # ------------------------------------------------------------------------------- when all is well
 
 
-async def probe(around: Around) -> None:
+async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
     """When nothing is wrong any more: ask each node for everything a few times, and put down what
-    it refuses or takes long for.  A sweep would find the same, but rarely that soon."""
+    it refuses or takes long for.  A sweep would find the same, but rarely that soon.  `is_open`:
+    whether a mailbox is marked as one that takes mail."""
     NODE.set("probe")
     rng = around.world.rng("probe")
     history = around.history
+    short: list[Mailbox] = []
     for host in list(around.hosts) * PROBES:
         email = f"{around.marker('acc').lower()}@people.example"
         answer = await _ask(around, host, "/api/v1/accounts", {"email": email, "login": email}, 201)
@@ -483,6 +485,14 @@ async def probe(around: Around) -> None:
         mail = history.mail[marker] = Mail(marker, made["address"], raw, around.world.now())
         mail.answer, _ = await _hand_in(around, rng, mail)
         await _soon(around, marker, mail.answer, lambda: set(history.told))
+
+        status, made = await call(around, host, "POST", "/api/v1/mailboxes", {"ttl_minutes": 0.5})
+        if status == 201:
+            short.append(Mailbox(made["address"], _virtual(made["expires_at"])))
+    for mailbox in short:
+        await trio.sleep(max(0.0, mailbox.expires_at + SOON - around.world.now()))
+        if is_open(mailbox.address):
+            history.late.append(f"{mailbox.address}: nothing is wrong, and it is closed late")
 
 
 async def _soon(around: Around, what: str, answer: Answer, seen: Callable[[], set[str]]) -> None:
