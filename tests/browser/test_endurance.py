@@ -70,6 +70,10 @@ def test_a_relay_of_receiving_alone_shows_every_view(own: RelayProcess, browse: 
         ):  # fmt: skip
             visit.to(view)
             expect(page.locator(shown).first).to_be_visible()
+            if view == "accounts":
+                expect(page.locator("#accounts pre")).to_contain_text("relay account create")
+        visit.to("queue/all")
+        expect(page.locator("#outbound pre")).to_contain_text("relay send")
         page.wait_for_timeout(300)
         assert visit.console == []
         visit.to("devices")

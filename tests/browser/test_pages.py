@@ -5,9 +5,13 @@ Screenshots are left in `test-artefacts/`.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from email import policy
 from email.message import EmailMessage
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -220,8 +224,18 @@ def test_the_tree_is_live(relay: RelayProcess, browse: Browse, axe: str) -> None
         expect(node(page, "reaper")).to_contain_text("paused")
         expect(page.locator(".attention")).to_contain_text("Reaper is paused.")
         expect(page.locator(".attention code")).to_have_text("relay actor resume reaper")
-        commands(page, "reaper")
+        menu = commands(page, "reaper")
         visit.check("now-menu", axe)
+        # Arrows walk through it, and round.
+        expect(menu.get_by_role("button").first).to_be_focused()
+        page.keyboard.press("ArrowDown")
+        expect(menu.get_by_role("button").nth(1)).to_be_focused()
+        page.keyboard.press("End")
+        expect(menu.get_by_role("link", name="log")).to_be_focused()
+        page.keyboard.press("ArrowDown")
+        expect(menu.get_by_role("button").first).to_be_focused()
+        page.keyboard.press("ArrowUp")
+        expect(menu.get_by_role("link", name="log")).to_be_focused()
         page.keyboard.press("Escape")
         page.locator(".attention").get_by_role("button", name="resume").click()
         expect(node(page, "reaper")).to_contain_text("running")
@@ -572,6 +586,30 @@ def test_accounts_are_made_and_changed(relay: RelayProcess, browse: Browse) -> N
         page.get_by_label("Login").fill("bob")
         page.get_by_role("button", name="Make an account").click()
         expect(page.get_by_role("alert").filter(has_text="email")).to_be_visible()
+        assert visit.errors == []
+
+
+def test_the_lines_in_empty_views_run_as_they_stand(
+    relay: RelayProcess, browse: Browse, tmp_path: Path
+) -> None:
+    """Each brings something into its view, and stands there no more."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "RELAY_DATA_DIR": str(relay.data_dir)}
+    with browse() as visit:
+        page = signed_in(visit, relay, "queue/all")
+        for view, rows in (
+            ("queue/all", "#outbound li"),
+            ("accounts", "#accounts tbody tr"),
+            ("devices", "#device-inboxes tbody tr"),
+        ):
+            visit.to(view)
+            lines = page.locator("main .snippet-code pre")
+            expect(lines).to_have_count(1)
+            said = lines.text_content()
+            assert said
+            subprocess.run(["sh", "-e", "-c", said], env=env, cwd=tmp_path, check=True, timeout=60)
+            expect(page.locator(rows).first).to_be_visible()
+            expect(lines).to_be_hidden()
         assert visit.errors == []
 
 

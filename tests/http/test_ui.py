@@ -62,7 +62,9 @@ CODE = re.compile(
     r"|encodeURIComponent\(|setAttribute\(\"\w+\", |\b(?:mail|rcpt): )$"
 )
 """What stands before a literal of several words that is for the browser, or SMTP's."""
-PASTED = re.compile(r"^const SNIPPETS = \{\n.*?^\};\n|\"relay open\"", re.MULTILINE | re.DOTALL)
+PASTED = re.compile(
+    r"^const (?:SNIPPETS|COMMANDS) = \{\n.*?^\};\n|\"relay open\"", re.MULTILINE | re.DOTALL
+)
 """What is to be pasted elsewhere."""
 NOT_SAID = {
     "client.js": "what it says is said to programs; calls.js says it to people",

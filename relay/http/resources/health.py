@@ -40,7 +40,15 @@ def troubles(tree: Node) -> Iterator[str]:
 
     It names its group, and its last error; a group that has given up is one clause.
     """
-    yield from _troubles(tree, "")
+    for _, clause in troubled(tree):
+        yield clause
+
+
+def troubled(tree: Node) -> Iterator[tuple[str, str]]:
+    """Yield the same, each behind the actor whose log tells more; of a group, the first that
+    failed.
+    """
+    yield from _troubled(tree, "")
 
 
 def notices(deps: Deps) -> list[str]:
@@ -49,16 +57,18 @@ def notices(deps: Deps) -> list[str]:
     return [notice for notice in (deps.space.notice, faults) if notice]
 
 
-def _troubles(node: Node, group: str) -> Iterator[str]:
+def _troubled(node: Node, group: str) -> Iterator[tuple[str, str]]:
     for child in node.children:
         if not child.children:
             if _is_down(child):
-                yield f"{group}{child.name} is {child.state}{_why(child)}"
+                yield child.name, f"{group}{child.name} is {child.state}{_why(child)}"
         elif _is_down(child) and child.last_error is not None:
-            failed = [f"{one.name}{_why(one)}" for one in child.children if one.last_error]
-            yield f"{child.name} is {child.state}, after failures of {' and '.join(failed)}"
+            failed = [one for one in child.children if one.last_error]
+            said = " and ".join(f"{one.name}{_why(one)}" for one in failed)
+            first = failed[0].name if failed else child.name
+            yield first, f"{child.name} is {child.state}, after failures of {said}"
         else:
-            yield from _troubles(child, f"{child.name}: ")
+            yield from _troubled(child, f"{child.name}: ")
 
 
 def _is_down(node: Node) -> bool:

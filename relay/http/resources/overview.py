@@ -28,7 +28,7 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.resources.health import notices, troubles
+from relay.http.resources.health import notices, troubled
 from relay.http.resources.queue import QueueState
 from relay.http.routing import Api
 from relay.outbound.admin import Stats
@@ -116,8 +116,8 @@ def register(api: Api) -> None:
 def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
     """Yield what needs a person."""
     tree = deps.supervision.tree()
-    for trouble in troubles(tree):
-        yield _concern("error", f"{trouble}.", "logs", command="relay doctor")
+    for actor, trouble in troubled(tree):
+        yield _concern("error", f"{trouble}.", "logs", actor, "relay doctor")
     if queue is None:
         yield _concern("error", "PostgreSQL does not answer.", "logs", command="relay doctor")
     for name in _paused(tree):

@@ -3,6 +3,7 @@
 
 import { send } from "./calls.js";
 import { button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "./dom.js";
+import { inTerminal } from "./hello.js";
 import { locale, named, t } from "./strings.js";
 
 export const title = t("Accounts");
@@ -38,6 +39,7 @@ export function open(place, page) {
     labelled(t("Login"), input("login", { required: true })),
     h("button", t("Make an account")));
   if (page.may("admin")) place.append(makeCollector(page));
+  table.element.append(inTerminal("accounts"));
   place.append(section(t("Accounts"), form, trouble, outage, table.element, pages.element));
   // Rows that came by "More" are left alone: a list that jumps cannot be read.
   page.every(EVERY, async () => table.rows.size > PAGE || pages.start(`accounts?limit=${PAGE}`), outage);

@@ -1,6 +1,7 @@
 // Devices: inboxes by depth and age, and the sessions that are open.
 
 import { bytes, copyButton, dotted, fill, h, lasting, number, problem, say, section, Table } from "./dom.js";
+import { inTerminal } from "./hello.js";
 import { t } from "./strings.js";
 
 export const title = t("Devices");
@@ -12,6 +13,7 @@ export function open(place, page) {
   const trouble = problem();
   const counts = h("p.facts", { id: "device-counts" });
   const table = new Table(t("The fullest inboxes"), { device: t("Device"), blobs: t("Blobs"), size: t("Size"), sessions: t("Sessions") }, { none: t("No blob is waiting."), id: "device-inboxes" });
+  table.element.append(inTerminal("devices"));
   place.append(section(t("Devices"), counts, trouble, table.element));
   page.every(EVERY, async () => {
     const seen = await page.get("devices");

@@ -34,6 +34,16 @@ const relay = nodemailer.createTransport({host: "${host}", port: ${port}, ignore
 await relay.sendMail({from: "me@example.com", to: ${JSON.stringify(to)}, subject: "Hello", text: "Hello"});`,
 };
 
+// What brings something into a view that is empty, in a terminal.
+const COMMANDS = {
+  queue: "relay send --from me@example.com --to ann@example.com --subject Hello --text Hello",
+  accounts: "relay account create ann@example.com --login ann",
+  devices: "relay device keygen >device.json\necho hello | relay device put --to $(python3 -c \"import json; print(json.load(open('device.json'))['public'])\")",
+};
+
+const pasted = (text, what) => h("div.snippet-code", h("pre", { tabindex: "0", ariaLabel: t("The lines to copy"), text }), copyButton(text, what));
+export const inTerminal = (view) => pasted(COMMANDS[view], t("the command"));
+
 // An IPv6 address in host:port has brackets; bound to all addresses, the page's own host will do.
 function parted(place) {
   const [, host, port] = /^\[?(.*?)\]?:(\d+)$/.exec(place ?? "") ?? [];

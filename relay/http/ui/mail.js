@@ -26,6 +26,7 @@ const EVERY = 5000; // ms between two looks at the list of inboxes
 const PAGE = 50; // inboxes
 const ROWS = 200; // messages of a page
 const MOST = 1000; // messages that one call deletes; their ids are less than what may outlive a page
+const OWED = "relay.deletions"; // what this tab has yet to delete, if that is more
 const UNDO = 6000; // ms in which a deletion can be taken back
 const FOLDERS = 20; // tags that are shown unasked
 const TOLD = 5; // messages that could not be released
@@ -54,6 +55,8 @@ const quoted = (text) => `"${text.replaceAll('"', "")}"`;
 export function open(place, page) {
   const mail = new Mail(place, page);
   mail.move(page);
+  const owed = recall(OWED, "sessionStorage");
+  if (owed) mail.bury(owed);
   return (at) => mail.move(at);
 }
 
@@ -317,8 +320,7 @@ class Mail {
     list.state();
     const back = location.hash;
     const told = items.length === 1 ? t("Deleted.") : t("{0} messages deleted.", number(items.length));
-    if (items.length > MOST) this.say(`${told} ${t("So many cannot be taken back.")}`); // they could not all go when the page is left
-    else this.offer(told, () => {
+    this.offer(told, () => {
       this.going.clear();
       if (list === this.list) list.rows.insert(taken.filter(({ item }) => !list.gone.has(item.id)));
       list.state();
@@ -385,8 +387,12 @@ class Mail {
   }
 
   // Have the relay delete [[id, mailbox], …]: in one call, since a browser drops most of many that it
-  // is to make as the page is left; of more than that, one after the other.
+  // is to make as the page is left; of more than that, one after the other.  Of these a page that is
+  // left makes the first alone: the next visit of this tab makes the others, and that one again, which
+  // does no harm.
   async bury(taken) {
+    const keep = (left) => retain(OWED, left, "sessionStorage");
+    const many = taken.length > MOST;
     const ids = taken.map(([id]) => id);
     const mailboxes = new Set(taken.map(([, mailbox]) => mailbox));
     const path = `${mailboxes.size === 1 ? base(taken[0][1]) : "/api/v1"}/messages/delete`;
@@ -394,10 +400,13 @@ class Mail {
     this.tabs.postMessage({ gone: ids });
     try {
       while (ids.length) {
+        if (many) keep(taken);
         await send("POST", path, { ids: ids.slice(0, MOST) }, { keepalive: true });
-        ids.splice(0, MOST);
+        for (const list of [ids, taken]) list.splice(0, MOST);
       }
+      if (many) keep(null);
     } catch (error) {
+      if (many) keep(null); // as it is said to be
       for (const id of ids) this.list?.gone.delete(id);
       if (this.page.signal.aborted || !this.list) return;
       say(this.list.trouble, t("Not deleted: {0}", error.message));
@@ -428,7 +437,7 @@ function makeRail(mail) {
   if (all) none.append(h("a.first", { href: "#/mail/all", text: t("Send the first mail") }));
   const quota = h("p.small");
   const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), ariaLabel: t("Find an inbox"), oninput: settled(() => refresh()) });
-  let [marked, unread, counting, again] = [null, 0, false, false];
+  let [marked, unread, newest, counting, again] = [null, 0, [], false, false]; // `newest`: of what is unread
 
   const folder = (key, href, text) => h("li", h("a", { href, "data-key": key }, h("span", { text, dir: "auto" }), h("b.badge", { hidden: true })));
   const others = h("ul");
@@ -495,14 +504,20 @@ function makeRail(mail) {
     }
   }
   function badges() {
-    const set = (badge, count) => {
+    const set = (badge, count, more = "") => {
       badge.hidden = !count;
-      say(badge, counted(count));
+      say(badge, counted(count) + more);
       badge.title = t("unread");
     };
     for (const row of rows.values()) set(row.querySelector(".badge"), Number(row.dataset.unread));
     const everything = folders.querySelector("[data-key=all] .badge");
     if (everything) set(everything, unread);
+    // Of a tag, among the newest alone where there are more than were looked at.
+    const more = unread > newest.length ? "+" : "";
+    for (const link of folders.querySelectorAll("[data-key^='tag:']")) {
+      const tag = link.dataset.key.slice(4).toLowerCase();
+      set(link.querySelector(".badge"), newest.filter(({ tags }) => tags?.some((one) => one.toLowerCase() === tag)).length, more);
+    }
   }
   // What is seen to have changed, before the next look at the list: of as many rows as a page has.
   async function count() {
@@ -513,7 +528,7 @@ function makeRail(mail) {
     ]);
     for (const one of listed) if (rows.has(one.address)) fillRow(rows.get(one.address), one);
     for (const { tags } of found) note(tags);
-    unread = sum;
+    [unread, newest] = [sum, found];
     badges();
   }
   const recount = settled(() => {
@@ -889,8 +904,8 @@ class List {
     const [word] = this.field.value.split(/\s/).slice(-1);
     const before = this.field.value.slice(0, this.field.value.length - word.length);
     const tags = [...this.mail.tags].map((tag) => `tag:${/\s/.test(tag) ? quoted(tag) : tag}`);
-    const senders = [...new Set(this.rows.items.slice(0, 200).map((item) => item.from_address).filter(Boolean))].slice(0, 20).map((from) => `from:${from}`);
-    const wanted = [...TERMS, ...tags, ...senders].filter((term) => word && term.startsWith(word.toLowerCase()) && term !== word);
+    const there = (term, key) => [...new Set(this.rows.items.slice(0, 200).map((item) => item[key]).filter(Boolean))].slice(0, 20).map((value) => term + value);
+    const wanted = [...TERMS, ...tags, ...there("from:", "from_address"), ...there("to:", "mailbox")].filter((term) => word && term.startsWith(word.toLowerCase()) && term !== word);
     this.terms.replaceChildren(...wanted.slice(0, 12).map((term) => h("option", { value: before + term })));
   }
 

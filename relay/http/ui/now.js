@@ -90,7 +90,8 @@ function showAttention(list, news, concerns, resume) {
     const said = spoken(one.text);
     say(item.firstChild, said ?? one.text);
     item.firstChild.lang = said || !concerns.length ? language : "en"; // the relay's own words
-    if (one.about) item.firstChild.setAttribute("href", `#/${one.about}${one.place ? `/${one.place}` : ""}`);
+    const place = one.place ? `${one.about === "logs" ? "?actor=" : "/"}${one.place}` : ""; // an actor's lines
+    if (one.about) item.firstChild.setAttribute("href", `#/${one.about}${place}`);
     else item.firstChild.removeAttribute("href");
     if ((item.dataset.command ?? "") === (one.command ?? "")) return;
     item.dataset.command = one.command ?? "";
@@ -307,6 +308,14 @@ function showMenu(menu, node, pressed, trouble, command) {
   menu.replaceChildren(h("b", node.name), h("span.small", policy(node)), ...acts, h("a", { href: `#/logs?actor=${encodeURIComponent(node.name)}`, text: t("log") }));
   menu.ariaLabel = t("Commands for {0}", node.name);
   menu.role = "dialog";
+  menu.onkeydown = (pressed) => {
+    const all = [...menu.querySelectorAll("button, a")];
+    const at = all.indexOf(document.activeElement);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[pressed.key];
+    if (to === undefined) return;
+    all.at(to % all.length).focus();
+    pressed.preventDefault();
+  };
   menu.showPopover({ source: pressed });
   const { right, bottom, top } = pressed.getBoundingClientRect();
   const { offsetWidth: width, offsetHeight: height } = menu;

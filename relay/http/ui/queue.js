@@ -11,6 +11,7 @@ import { clock, part, query, send } from "./calls.js";
 import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "./dom.js";
 import { asking } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
+import { inTerminal } from "./hello.js";
 import { divide } from "./panes.js";
 import { Plots } from "./plot.js";
 import { ACTS as ACTS_OF_ONE, showStory } from "./story.js";
@@ -95,6 +96,7 @@ class Queue {
     this.list = h("ul", { "aria-labelledby": "queue-heading" });
     this.heading.id = "queue-heading";
     this.none = h("p.none", { hidden: true });
+    this.first = inTerminal("queue");
     this.pages = new Pages(page.list, (items, fresh) => this.show(items, fresh));
     this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.narrow()) },
       input("recipient", { placeholder: t("an address"), ariaLabel: t("Recipient") }),
@@ -103,7 +105,7 @@ class Queue {
       h("select", { name: "priority", ariaLabel: t("Priority") }, h("option", { value: "", text: t("any priority") }), ["high", "normal", "bulk"].map((value) => h("option", { value, text: named(value) }))));
     this.done = h("p.small", { role: "status" });
     this.acts = h("div.bar", { id: "acts", role: "group", ariaLabel: t("With all of the list") });
-    this.scroller = h("div.scroller", { id: "outbound", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.pages.element);
+    this.scroller = h("div.scroller", { id: "outbound", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.first, this.pages.element);
     const middle = h("section.middle", { ariaLabel: t("Messages") },
       h("div.top", h("div.bar", h("a.back", { href: "#/queue", text: t("‹ States") }), this.heading, h("span.space"), this.acts), this.filter, this.done, this.trouble, this.outage),
       this.scroller);
@@ -154,7 +156,7 @@ class Queue {
       this.element.dataset.state = key;
       this.rows.clear();
       this.list.replaceChildren();
-      this.none.hidden = true;
+      this.none.hidden = this.first.hidden = true;
       this.scroller.scrollTop = 0;
       this.failures.element.hidden = key !== "failures";
       this.filter.hidden = this.list.hidden = this.pages.element.hidden = key === "failures";
@@ -246,6 +248,7 @@ class Queue {
     }
     this.none.hidden = this.rows.size > 0;
     this.acts.hidden = !this.rows.size;
+    this.first.hidden = this.rows.size > 0 || this.key !== "all" || this.tail !== "";
     say(this.none, this.key === "all" ? t("No message.") : t("No message is {0}.", named(this.key)));
     this.mark();
   }

@@ -9,7 +9,7 @@ import { asking, field } from "./dialogs.js";
 import { away, MessageFrame, outside, spelt } from "./frame.js";
 import { senderOf } from "./list.js";
 import { recall, retain } from "./secrets.js";
-import { blocks, coloured, headersOf, rawOf, valuesOf } from "./source.js";
+import { blocks, coloured, fielded, headersOf, rawOf, valuesOf } from "./source.js";
 import { showStory } from "./story.js";
 import { inWords, learn, locale, named, spoken, t } from "./strings.js";
 
@@ -170,7 +170,7 @@ export class Reader {
       return [framed.element];
     });
     const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p.none", t("This message has no text.")));
-    if (first) showAs("Source", () => coloured(message.body_html));
+    showAs("Source", () => first ? coloured(message.body_html) : rawOf(`${path}/raw`, "message-source", signal, fielded));
     showAs("Headers", () => headersOf(message.headers));
     showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));
     showAs("Checks", () => {

@@ -67,12 +67,18 @@ function textOf(raw, cut) {
   }
 }
 
-// The message at `path`, as it came; the element fills when it has come.
-export function rawOf(path, id, signal) {
+// A message with the names of its fields in colours.
+export function fielded(text) {
+  const [head] = text.slice(0, SHOWN).split(/\r?\n\r?\n/, 1);
+  return [...head.split(/^([!-9;-~]+:)/m).map((piece, at) => marked(at % 2 ? "tagname" : "value", piece)), ...blocks(text.slice(head.length))];
+}
+
+// The message at `path`, as it came; the element fills when it has come, as `made` makes it.
+export function rawOf(path, id, signal, made = blocks) {
   const place = h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text"), text: t("Loading…") });
   ask(path, { signal })
     .then((response) => response.arrayBuffer())
-    .then((raw) => place.replaceChildren(...blocks(textOf(raw.slice(0, RAW), raw.byteLength > RAW) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))
+    .then((raw) => place.replaceChildren(...made(textOf(raw.slice(0, RAW), raw.byteLength > RAW) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))
     .catch((error) => say(place, error.message));
   return place;
 }

@@ -284,7 +284,6 @@ export default {
   "Tag": "Kennzeichen",
   "This message is deleted.": "Diese Nachricht ist gelöscht.",
   "Deleted.": "Gelöscht.",
-  "So many cannot be taken back.": "So viele lassen sich nicht zurückholen.",
   "{0} messages deleted.": "{0} Nachrichten gelöscht.",
   "All that match are deleted.": "Alle Treffer sind gelöscht.",
   "Undo": "Rückgängig",

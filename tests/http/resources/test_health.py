@@ -1,7 +1,7 @@
 """What `/readyz` says of a tree: group, actor, last error, and no personal data."""
 
 from relay.devices.store import StoreUnavailable
-from relay.http.resources.health import troubles
+from relay.http.resources.health import troubled, troubles
 from supervisor import GaveUp, Node, State
 
 
@@ -29,10 +29,12 @@ def test_an_actor_is_named_with_its_group_and_last_error():
         node("mail", State.RUNNING, node("writer", State.STARTING)),
         node("devices-store", State.STARTING, store),
     ]
-    assert list(troubles(node("relay", State.RUNNING, *groups))) == [
+    tree = node("relay", State.RUNNING, *groups)
+    assert list(troubles(tree)) == [
         "mail: writer is starting",
         "devices-store: device_store is backing_off (no such disk)",
     ]
+    assert [actor for actor, _ in troubled(tree)] == ["writer", "device_store"]
 
 
 def test_of_an_error_that_is_not_the_relays_only_the_kind_is_told():
@@ -55,6 +57,8 @@ def test_a_group_that_gave_up_is_one_clause():
         claimer,
         error=GaveUp("outbound", "claimer", "crashed"),
     )
-    assert list(troubles(node("relay", State.RUNNING, outbound))) == [
+    tree = node("relay", State.RUNNING, outbound)
+    assert list(troubles(tree)) == [
         "outbound is backing_off, after failures of claimer (ZeroDivisionError)"
     ]
+    assert [actor for actor, _ in troubled(tree)] == ["claimer"]
