@@ -720,7 +720,7 @@ def load(page: Page, count: int) -> None:
     """Scroll to the end again and again, until the list has so many rows."""
     page.wait_for_function(
         "height => { const it = document.getElementById('messages');"
-        " it.scrollTo(0, it.scrollHeight); return it.scrollHeight === height; }",
+        " it?.scrollTo(0, it.scrollHeight); return it?.scrollHeight === height; }",
         arg=count * ROW,
         timeout=4 * TIMEOUT,
     )

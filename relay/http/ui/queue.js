@@ -328,7 +328,7 @@ function makeCharts(page) {
   const outage = problem();
   const all = page.may("admin");
   const plots = new Plots(all ? ["sent", "errors", "waiting", "age"] : ["sent", "errors"], 24);
-  page.every(EVERY, async () => plots.element.checkVisibility() && plots.past(page.get), outage);
+  page.every(EVERY, () => plots.past(page.get), outage); // at once, though another list may be seen first
   return section(t("The last day"), h("div.bar", h("h2", t("The last day")), h("span.space"), plots.spans), plots.element,
     all ? "" : h("p.small", t("Of your own mail: the newest 10,000 messages. How much of it waited nobody has kept.")), outage);
 }
