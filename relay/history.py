@@ -52,6 +52,8 @@ _COUNTED = {
         ("relay_outbound_outcomes", "cause", "refused"),
         ("relay_returns", "outcome", "bounced"),
     ),
+    "notified": (("relay_sns_posts", "outcome", "stored"),),
+    "told": (("relay_webhook_posts", "outcome", "delivered"),),
 }
 _KEPT_OF_THESE = ("received", "sent", "failed", "bounced")
 
@@ -163,7 +165,8 @@ def counters() -> dict[str, int]:
         if metric.name in wanted:
             for sample in metric.samples:
                 for label, value in (sample.labels or {"": ""}).items():
-                    found[metric.name, label, value] = sample.value
+                    key = metric.name, label, value
+                    found[key] = found.get(key, 0.0) + sample.value  # whatever its other labels
     return {
         name: int(sum(found.get(source, 0.0) for source in sources))
         for name, sources in _COUNTED.items()

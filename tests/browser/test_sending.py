@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from playwright.sync_api import expect
@@ -29,6 +31,7 @@ def own(relay: RelayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     env = {
         "RELAY_OUTBOUND__UPSTREAM": f"smtp://{host}:{port}",
         "RELAY_OUTBOUND__RELEASE_TO": json.dumps(["*@allowed.example"]),
+        "RELAY_WEBHOOKS__ALLOW_PRIVATE": "true",
     }
     with RelayProcess(tmp_path_factory.mktemp("sending") / "data", env=env) as process:
         yield process
@@ -121,4 +124,43 @@ def test_a_destination_whose_gate_is_shut_says_why_and_is_tried_again_after_a_qu
         page.get_by_role("button", name="Try it now").click()
         asking.get_by_role("button", name="Try now").click()
         expect(page.get_by_text("1 message due now.")).to_be_visible()
+        assert visit.errors == []
+
+
+class _Taker(BaseHTTPRequestHandler):
+    """Takes every webhook."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_webhooks_are_told_of_where_mail_leaves(own: RelayProcess, browse: Browse) -> None:
+    """How many a second, beside what went out, once there are any."""
+    with HTTPServer(("127.0.0.1", 0), _Taker) as server, browse() as visit, own.http() as api:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            page = signed_in(visit, own)
+            leaves = page.locator("#flow ol").last.locator("li").last
+            expect(leaves).to_contain_text("failures")
+            url = f"http://127.0.0.1:{server.server_port}/"
+            made = api.post("/api/v1/webhooks", json={"url": url, "events": ["message.delivered"]})
+            made.raise_for_status()
+            letter = {
+                "from": "a@relay.localhost",
+                "to": ["x@elsewhere.example"],
+                "subject": "s",
+                "text": "t",
+            }
+            api.post("/api/v1/messages/send", json=letter).raise_for_status()
+            expect(leaves).to_contain_text(re.compile(r"webhooks [\d.]+/(s|min)"))
+            api.delete(f"/api/v1/webhooks/{made.json()['id']}").raise_for_status()
+        finally:
+            server.shutdown()
+            serving.join()
         assert visit.errors == []

@@ -2,7 +2,7 @@
 
 import { ask, eventsIn, keepUp, send } from "./calls.js";
 import { commanding } from "./dialogs.js";
-import { button, copyButton, doing, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "./dom.js";
+import { button, copyButton, doing, dotted, fill, h, lasting, number, problem, say, section, since, Table, tenths, when } from "./dom.js";
 import { Plots, rate, share } from "./plot.js";
 import { language, named, spoken, t } from "./strings.js";
 
@@ -155,15 +155,17 @@ function makeFlow() {
     const { queue, earlier, counters } = seen ?? {};
     const per = earlier && rates(counters, earlier.counters, earlier.seconds);
     const speed = (counter) => (per ? hop(per[counter]) : "…");
+    // What comes or goes by another way, once anything has.
+    const also = (text, name, counter) => dotted([text, counters?.[counter] && `${name} ${speed(counter)}`]);
     const texts = {
       ingest: t("refused {0}", speed("refused")),
-      writer: t("{0} waiting", number(depths.writer ?? 0)),
+      writer: also(t("{0} waiting", number(depths.writer ?? 0)), "SES", "notified"),
       summariser: t("{0} to parse", number(seen?.unparsed)),
       list: t("live: {0}", number(seen?.mailboxes)),
       queue: t("{0} waiting, {1} due", number(queue?.queued), number(queue?.due)),
       claimer: t("{0} wake-ups", number(depths.claimer ?? 0)),
       sender: t("{0} in hand", number(queue?.processing)),
-      out: t("failures {0}", per ? hop(per.bounced + per.failed) : "…"),
+      out: also(t("failures {0}", per ? hop(per.bounced + per.failed) : "…"), "webhooks", "told"),
     };
     for (const [name, text] of Object.entries(texts)) say(stations[name].waits, seen ? text : "?");
     for (const one of edges) {

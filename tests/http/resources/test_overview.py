@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from actors.webhooks import POSTS as WEBHOOKS
+from relay.http.resources.sns import POSTS as NOTIFICATIONS
 from relay.outbound.finaliser import OUTCOMES
 from relay.outbound.gates import Standing
 from relay.outbound.states import Cause
@@ -49,6 +51,23 @@ async def test_failed_means_what_it_means_of_a_message(house: House):
     after = await counted()
     assert after["failed"] - before["failed"] == 2
     assert after["bounced"] - before["bounced"] == 1
+
+
+async def test_what_goes_by_other_ways_is_counted_whatever_it_is(house: House) -> None:
+    """Webhooks of every kind, and notifications that held mail."""
+
+    async def counted() -> dict[str, float]:
+        seen = (await house.client.get("/api/v1/overview", headers=house.admin)).json()
+        return dict(seen["counters"])
+
+    before = await counted()
+    for kind, outcome in (("sent", "delivered"), ("arrived", "delivered"), ("sent", "given_up")):
+        WEBHOOKS.labels(kind, outcome).inc()
+    for outcome in ("stored", "ignored"):
+        NOTIFICATIONS.labels(outcome).inc()
+    after = await counted()
+    assert after["told"] - before["told"] == 2
+    assert after["notified"] - before["notified"] == 1
 
 
 async def test_what_needs_a_person_is_said(house: House):
