@@ -164,3 +164,26 @@ def test_webhooks_are_told_of_where_mail_leaves(own: RelayProcess, browse: Brows
             server.shutdown()
             serving.join()
         assert visit.errors == []
+
+
+def test_what_is_wrong_with_an_actor_leads_to_its_lines(own: RelayProcess, browse: Browse) -> None:
+    """A store that cannot be opened: a press of the warning, and the log says what it did."""
+    kept, away = own.data_dir / "devices.db", own.data_dir / "devices.away"
+    with browse() as visit, own.http() as api:
+        page = signed_in(visit, own)
+        kept.rename(away)
+        kept.mkdir()
+        try:
+            api.post("/api/v1/supervision/device_store/restart").raise_for_status()
+            page.locator(".attention a").filter(has_text="device_store is").click()
+            expect(page).to_have_url(re.compile(r"#/logs\?actor=device_store$"))
+            expect(page.get_by_label("Actor")).to_have_value("device_store")
+            said = page.locator("#lines li")
+            expect(said.filter(has_text="unable to open").first).to_be_visible()
+            expect(
+                said.filter(has_not=page.locator(".actor", has_text="device_store"))
+            ).to_have_count(0)
+        finally:
+            kept.rmdir()
+            away.rename(kept)
+        assert visit.errors == []
