@@ -148,6 +148,8 @@ from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import MalformedMessage
+from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
+from relay.outbound.mx.sts_store import StsStore
 from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.returned import Returned
@@ -519,6 +521,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     senders = Senders(partial(_unanswered, boxes.writer))
     posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
+    sts_policies = _sts_policies(settings, pool, resolver)
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     password_checks = PasswordChecks()
@@ -604,6 +607,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 private_mx=outbound.private_mx,
                 mx_port=outbound.mx_port,
                 resolver=resolver,
+                policy=sts_policies,
             ),
             space=resources.space,
             right_of_way=right_of_way,
@@ -924,6 +928,22 @@ def _resolver(settings: Settings) -> Resolver:
     from relay.dns.resolver import Resolver
 
     return Resolver(tuple(map(parse_dns_server, settings.dns.servers)))
+
+
+def _sts_policies(settings: Settings, pool: Pool, resolver: Callable[[], Resolver]) -> StsPolicies:
+    """What domains ask of who delivers to them directly; its memory outlives the sender."""
+    authorities = cache(partial(web_pki, settings.outbound.ca_file or None))
+
+    async def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        return await resolver().getaddrinfo(host, port)
+
+    poster = Poster(
+        allow_private=settings.outbound.private_mx,
+        timeout=FETCH,
+        context=authorities,
+        resolve=resolve,
+    )
+    return StsPolicies(StsStore(pool), resolver, poster.get, authorities)
 
 
 def _mailer(settings: Settings, resources: Resources) -> TokenMailer:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-from relay.checks import spf
+from relay.checks import spf, sts
 from relay.checks.details import in_one_line, quoted
 from relay.checks.dmarc import organisational_domain
 from relay.checks.tags import Unusable, decoded, parse, text
@@ -32,8 +32,6 @@ _MAX_HOSTS = 20
 _NOBODY = "240.0.0.1"  # no client has it: every term of a record of SPF is looked at
 _SPF = re.compile(r"v=spf1(?: |\Z)", re.IGNORECASE)
 _DMARC = re.compile(r"v[ \t]*=[ \t]*DMARC1[ \t]*(?:;|\Z)")
-_STS = re.compile(r"v=STSv1\s*(?:;|\Z)")
-_STS_ID = re.compile(r"(?:\A|;)\s*id\s*=\s*[A-Za-z0-9]{1,32}\s*(?:;|\Z)")
 _REPORTS = re.compile(r"v=TLSRPTv1\s*;")
 _REPORTS_TO = re.compile(r";\s*rua\s*=\s*(?:mailto:[^\s@;,]+@[^\s;,]+|https://[^\s;,]+)")
 
@@ -405,8 +403,8 @@ def mta_sts(domain: str, new_id: str) -> Asking[Entry]:
     answer = yield question
     if answer.status is Status.FAILED:
         return _unknown("MTA-STS", question, wanted, answer)
-    records = [record for record in answer.records if _STS.match(record)]
-    if len(records) == 1 and _STS_ID.search(records[0]):
+    records = sts.records(answer.records)
+    if len(records) == 1 and sts.id_of(records[0]):
         return _entry("MTA-STS", question, records, None, True, "the domain says it has a policy")
     if not records:
         said = "there is none; where it and its policy are, mail to the domain comes by TLS alone"
@@ -415,11 +413,6 @@ def mta_sts(domain: str, new_id: str) -> Asking[Entry]:
     else:
         said = "it has no id= of letters and digits"
     return _entry("MTA-STS", question, records, wanted, False, said)
-
-
-def policy_name(domain: str) -> str:
-    """Where a policy of MTA-STS is served."""
-    return f"https://mta-sts.{domain}/.well-known/mta-sts.txt"
 
 
 def sts_policy(
@@ -437,7 +430,7 @@ def sts_policy(
             f"max_age: {POLICY_AGE}",
         ]
     )
-    question = Question(policy_name(domain), "TXT")
+    question = Question(sts.policy_url(domain), "TXT")
 
     def entry(ok: bool | None, detail: str) -> Entry:
         found = () if body is None else body.decode("utf-8", "replace").splitlines()
@@ -446,32 +439,14 @@ def sts_policy(
 
     if body is None:
         return entry(False if known else None, trouble)
-    values: dict[str, list[str]] = {}
-    for line in body.decode("utf-8", "replace").splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            values.setdefault(name.strip(), []).append(value.strip())
-    mode, age = values.get("mode", [""])[0], values.get("max_age", [""])[0]
-    if values.get("version") != ["STSv1"]:
-        return entry(False, "its version is not STSv1")
-    if mode not in {"enforce", "testing", "none"}:
-        return entry(False, f"its mode {quoted(mode)} is none of enforce, testing and none")
-    if not (age.isascii() and age.isdecimal() and len(age) <= 10 and int(age) <= 31_557_600):
-        return entry(False, "its max_age is no number of seconds up to a year")
-    patterns = [pattern.lower().removesuffix(".") for pattern in values.get("mx", ())]
-    if mode != "none" and not patterns:
-        return entry(False, "it names no mx")
-    left = [host for host in hosts if not any(_matches(host, one) for one in patterns)]
-    if mode != "none" and left:
+    try:
+        policy = sts.parse(body)
+    except Unusable as error:
+        return entry(False, str(error))
+    left = [host for host in hosts if not policy.allows(host)]
+    if policy.mode is not sts.Mode.NONE and left:
         return entry(False, f"it leaves out {', '.join(left)}, where the MX records lead")
-    return entry(True, f"mode {mode}")
-
-
-def _matches(host: str, pattern: str) -> bool:
-    """RFC 8461, 4.1: a `*` stands for the leftmost label."""
-    if pattern.startswith("*."):
-        return host.partition(".")[2] == pattern[2:]
-    return host == pattern
+    return entry(True, f"mode {policy.mode}")
 
 
 def tls_reports(domain: str) -> Asking[Entry]:

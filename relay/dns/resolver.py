@@ -28,17 +28,19 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
 from relay.chance import randbelow
 from relay.dns import wire
 from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, Status, is_name
+from relay.errors import TemporaryFailure
 from relay.net import open_tcp_stream, open_udp_socket
 
 MAX_TTL = 3600.0
@@ -148,6 +150,24 @@ class Resolver:
             return result
         finally:
             asking.close()
+
+    async def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
+        """The addresses of a host as `relay.net.getaddrinfo` has them, from these servers alone.
+
+        Raises `TemporaryFailure` where they cannot say; a host that has none has an empty list.
+        """
+        found: list[Any] = []
+        failed = ""
+        four = await self.ask(Question(host, "A"))
+        six = await self.ask(Question(host, "AAAA"))
+        for family, answer in ((socket.AF_INET, four), (socket.AF_INET6, six)):
+            if answer.status is Status.FAILED:
+                failed = answer.detail
+            for address in answer.records:
+                found.append((family, socket.SOCK_STREAM, 0, "", (address, port)))
+        if not found and failed:
+            raise TemporaryFailure(f"the DNS gave no answer about {host}: {failed}")
+        return found
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer, from the cache or a server."""

@@ -12,16 +12,15 @@ Fails with `DatabaseUnavailable`; what the DNS or others do is told in the entri
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import trio
 
 from relay.chance import utc_now
-from relay.dns.questions import Question, Status
+from relay.checks import sts
 from relay.errors import TemporaryFailure
 from relay.ip import is_loopback
 from relay.outbound.dkim_keys import DkimKeys
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
     from relay.checks.published import Entry, Exchanges  # which takes a while to load
     from relay.dns.questions import Asking
     from relay.dns.resolver import Resolver
-
-_MAX_POLICY = 65_536
-"""Bytes of a policy: what RFC 8461, 3.3, advises."""
 
 PosterBy = Callable[[Resolve], Poster]
 """Makes what fetches a policy, of what resolves its host."""
@@ -118,24 +114,20 @@ class DomainChecks:
         return self._host or f"mail.{domain}"
 
     async def _policy(self, resolver: Resolver, domain: str, hosts: Sequence[str]) -> Entry:
-        from relay.checks.published import policy_name, sts_policy
-
-        async def resolve(host: str, port: int, **_: Any) -> list[Any]:
-            return await _resolve(resolver, host, port)
+        from relay.checks.published import sts_policy
 
         try:
             with trio.fail_after(self._timeout):
-                status, body = await self._poster(resolve).get(
-                    policy_name(domain), {"Accept": "text/plain"}, _MAX_POLICY
+                status, kind, body = await self._poster(resolver.getaddrinfo).get(
+                    sts.policy_url(domain), {"Accept": "text/plain"}, sts.MAX_POLICY
                 )
         except NotPosted as error:
             return sts_policy(domain, None, hosts, f"it cannot be fetched: {error}")
         except (TemporaryFailure, trio.TooSlowError) as error:
             said = str(error) or "no answer in time"
             return sts_policy(domain, None, hosts, f"it was not fetched: {said}", known=False)
-        if status != 200:
-            return sts_policy(domain, None, hosts, f"its server answers {status}, not 200")
-        return sts_policy(domain, body, hosts, "")
+        wrong = sts.refusal(status, kind)
+        return sts_policy(domain, body if wrong is None else None, hosts, wrong or "")
 
 
 def _load() -> None:
@@ -151,19 +143,3 @@ def _hosts(upstreams: Sequence[str]) -> list[str]:
     """The hosts that mail is handed to, without those of this machine: from there it goes on."""
     named = (urlsplit(upstream).hostname or "" for upstream in upstreams)
     return list(dict.fromkeys(host for host in named if host and not is_loopback(host)))
-
-
-async def _resolve(resolver: Resolver, host: str, port: int) -> list[Any]:
-    """The addresses of a host, as `socket.getaddrinfo` has them, by the servers of the settings."""
-    found: list[Any] = []
-    failed = ""
-    four = await resolver.ask(Question(host, "A"))
-    six = await resolver.ask(Question(host, "AAAA"))
-    for family, answer in ((socket.AF_INET, four), (socket.AF_INET6, six)):
-        if answer.status is Status.FAILED:
-            failed = answer.detail
-        for address in answer.records:
-            found.append((family, socket.SOCK_STREAM, 0, "", (address, port)))
-    if not found and failed:
-        raise TemporaryFailure(f"the DNS gave no answer about {host}: {failed}")
-    return found

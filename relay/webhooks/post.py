@@ -20,6 +20,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 import httpx
 import trio
@@ -36,6 +37,15 @@ class NotPosted(TemporaryFailure):
 
 class Refused(NotPosted):
     """The URL is none that can be posted to, now or ever."""
+
+
+class Got(NamedTuple):
+    """What was answered to a `get`."""
+
+    status: int
+    media_type: str
+    """As the server has it, with its parameters."""
+    body: bytes
 
 
 class Poster:
@@ -61,19 +71,19 @@ class Poster:
 
     async def post(self, text: str, body: bytes, headers: Mapping[str, str]) -> int:
         """Post `body` and return the status of the answer, or raise `NotPosted`."""
-        return (await self._ask("POST", text, body, headers))[0]
+        return (await self._ask("POST", text, body, headers)).status
 
     async def head(self, text: str, headers: Mapping[str, str]) -> int:
         """Ask for the head of what is there, and return the status, or raise `NotPosted`."""
-        return (await self._ask("HEAD", text, b"", headers))[0]
+        return (await self._ask("HEAD", text, b"", headers)).status
 
-    async def get(self, text: str, headers: Mapping[str, str], most: int) -> tuple[int, bytes]:
-        """Return the status and the body, of which `NotPosted` if it has over `most` bytes."""
+    async def get(self, text: str, headers: Mapping[str, str], most: int) -> Got:
+        """Return what is there, or raise `NotPosted`: if its body has over `most` bytes, too."""
         return await self._ask("GET", text, b"", headers, most)
 
     async def _ask(
         self, method: str, text: str, body: bytes, headers: Mapping[str, str], most: int = 0
-    ) -> tuple[int, bytes]:
+    ) -> Got:
         try:
             url = check_url(text, allow_private=self._allow_private)
         except BadUrl as error:
@@ -89,7 +99,7 @@ class Poster:
 
     async def _send(
         self, method: str, url: httpx.URL, body: bytes, headers: Mapping[str, str], most: int
-    ) -> tuple[int, bytes]:
+    ) -> Got:
         failure: Exception | None = None
         for address in await addresses_of(
             url, allow_private=self._allow_private, resolve=self._resolve
@@ -116,7 +126,9 @@ class Poster:
                     response = await client.send(request, stream=True)
                     try:
                         # Of a post, its head has said all that matters.
-                        return response.status_code, await _body(response, most) if most else b""
+                        read = await _body(response, most) if most else b""
+                        kind = response.headers.get("content-type", "")
+                        return Got(response.status_code, kind, read)
                     finally:
                         await response.aclose()
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -518,6 +518,16 @@ HERITAGE = (
         """,
         (["messages_changed_delete", "messages_changed_update", "summaries_changed"],),
     ),
+    Heritage(
+        39,
+        """
+        INSERT INTO relay.mta_sts_policies (domain, policy_id, mode, hosts, max_age, expires_at)
+        VALUES ('shop.example', '1', 'enforce', '{mx.shop.example,*.example}', 86400,
+                now() + interval '1 day')
+        """,
+        "SELECT policy_id, mode, hosts FROM relay.mta_sts_policies WHERE domain = 'shop.example'",
+        ("1", "enforce", ["mx.shop.example", "*.example"]),
+    ),
 )
 
 

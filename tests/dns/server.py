@@ -22,9 +22,10 @@ SOA = "ns.example. admin.example. 1 3600 600 86400 {negative}"
 class DnsServer:
     """Answers from `zone`: (name, type) to records as a zone file has them.
 
-    A name `servfail.…` fails, `refused.…` is refused, `silent.…` gets no answer, `noise.…` gets
-    nonsense before the answer, `guessed.…` a forgery with a wrong id and then one with the right
-    one, `cut.…` a TCP connection that ends too soon, `swollen.…` a datagram of any length.
+    A name `servfail.…` fails, as does its `_mta-sts`, `refused.…` is refused, `silent.…` gets no
+    answer, `noise.…` gets nonsense before the answer, `guessed.…` a forgery with a wrong id and
+    then one with the right one, `cut.…` a TCP connection that ends too soon, `swollen.…` a datagram
+    of any length.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class DnsServer:
         asked = query.question[0]
         kind = dns.rdatatype.to_text(asked.rdtype)
         name = asked.name.to_text().lower().removesuffix(".")
-        if name.startswith(("servfail.", "refused.")):
-            rcode = dns.rcode.SERVFAIL if name.startswith("servfail.") else dns.rcode.REFUSED
+        if name.startswith(("servfail.", "_mta-sts.servfail.", "refused.")):
+            rcode = dns.rcode.REFUSED if name.startswith("refused.") else dns.rcode.SERVFAIL
             response.set_rcode(rcode)
             return response
         for _ in range(20):

@@ -21,6 +21,7 @@ from relay.checks import (
     published,
     signatures,
     spf,
+    sts,
     tags,
     verdict,
 )
@@ -34,7 +35,8 @@ from relay.http.problems import mailbox_not_found, message_not_found, no_space
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
 from relay.outbound import workers
-from relay.outbound.mx import exchangers, sites
+from relay.outbound.mx import connections, exchangers, sites
+from relay.outbound.mx import sts as sts_kept
 from relay.settings import Settings, explain
 from relay.smtp import client, connection, replies
 from relay.smtp.chaos import Chaos, Rate
@@ -166,7 +168,7 @@ VERDICTS = [
 """What words the reasons of a check."""
 PIECES = {"{0}: ignored by {1}.", "-{0} {1} is {2}", "is no domain name"}
 """Of `relay.checks.findings`, which `mended` tells, and of `relay.addresses`."""
-FAILURES = [workers, exchangers, sites, client, connection, replies]
+FAILURES = [workers, exchangers, sites, sts_kept, connections, client, connection, replies]
 """What words why a message of the queue failed or waits."""
 BUGS = {
     "<Mail of {0} bytes to {1} recipients>", "Reply({0}, {1})", "Connections to upstreams.",
@@ -177,6 +179,7 @@ BUGS = {
     "The CA file {0} cannot be read: {1}.", "a port is a number from 1 to 65535",
     "credentials need a server that is known", "the connection was closed by `abort`",
     "nothing at all matches, too", " and {0} more", "its policy",
+    "Policies of MTA-STS that were asked for: fetched or failed.",
 }  # fmt: skip
 """Of these, what no message is said to have failed for: bugs, settings, and names of things."""
 RECORDS = {
@@ -236,7 +239,8 @@ def parts() -> dict[str, set[str]]:
     verdicts = set().union(*map(reasons, VERDICTS))
     problems = {text for kind in TYPES.values() for text in (kind.when, kind.remedy)}
     failures, records = (
-        set().union(*map(reasons, modules)) for modules in (FAILURES, [published, domain_checks])
+        set().union(*map(reasons, modules))
+        for modules in (FAILURES, [published, sts, domain_checks])
     )
     assert failures >= BUGS
     assert records >= RECORDS

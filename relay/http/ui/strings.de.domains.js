@@ -28,7 +28,6 @@ export default {
   "the DNS gave no answer about the addresses of that name": "das DNS gab keine Antwort zu den Adressen dieses Namens",
   "the DNS gave no answer about the addresses of {0}": "das DNS gab keine Antwort zu den Adressen von {0}",
   "the DNS gave no answer about {0}": "das DNS gab keine Antwort zu {0}",
-  "the DNS gave no answer about {0}: {1}": "das DNS gab keine Antwort zu {0}: {1}",
   "the DNS gave no answer: {0}": "das DNS gab keine Antwort: {0}",
   "the domain says it has a policy": "die Domain sagt, dass sie eine Richtlinie hat",
   "the domain takes no mail (null MX): neither replies nor bounces arrive": "die Domain nimmt keine Mail an (Null-MX): Weder Antworten noch Rückläufer kommen an",
@@ -54,6 +53,10 @@ export default {
   "{0} leads back to {1}": "{0} führt zurück zu {1}",
   "it cannot be fetched: {0}": "sie ist nicht abrufbar: {0}",
   "it was not fetched: {0}": "sie wurde nicht abgerufen: {0}",
+  "its type is {0}, not text/plain": "ihr Typ ist {0}, nicht text/plain",
+  "it has over {0} bytes": "sie hat über {0} Bytes",
+  "it names over {0} mx": "sie nennt über {0} mx",
+  "its mx {0} is no name of a host": "ihr mx {0} ist kein Name eines Servers",
   "its server answers {0}, not 200": "ihr Server antwortet mit {0}, nicht mit 200",
   "no answer in time": "keine Antwort in der gesetzten Zeit"
 };

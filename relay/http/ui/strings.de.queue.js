@@ -23,6 +23,8 @@ export default {
   "{0} has no {1} for now: {2}": "{0} hat vorerst kein {1}: {2}",
   "the domain's servers were not found within {0} s": "die Server der Domain waren innerhalb von {0} s nicht zu finden",
   "{0} allows none of the domain's exchangers": "{0} lässt keinen Mailserver der Domain zu",
+  "{0} allows no mail to it": "{0} lässt dorthin keine Mail zu",
+  "the database does not say what the domain asks for": "die Datenbank sagt nicht, was die Domain verlangt",
   "credentials are not sent in clear": "Zugangsdaten werden nicht unverschlüsselt gesendet",
   "plaintext came behind the STARTTLS reply": "hinter der Antwort auf STARTTLS kam Klartext",
   "the connection is not usable": "die Verbindung ist nicht zu gebrauchen",

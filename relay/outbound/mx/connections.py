@@ -8,7 +8,8 @@ Promises
 - Only the addresses that were looked up and checked are connected to, IPv6 and IPv4 raced.
 - TLS is what the site's policy says (`relay.outbound.mx.policy` has the table): opportunistic, it
   is used wherever it is offered, whatever the certificate, and only where STARTTLS is refused or
-  breaks is the mail sent in clear, over a new connection.
+  breaks is the mail sent in clear, over a new connection.  Where a policy asks for more, what fails
+  of that names the policy.
 
 Fails with `OpenFailed`, which has the outcome of the last exchanger that was tried: deferred.
 """
@@ -23,7 +24,7 @@ import trio
 
 from relay.log import get_logger
 from relay.outbound.mx.exchangers import Exchanger, in_order
-from relay.outbound.mx.policy import Security
+from relay.outbound.mx.policy import UNMET, Security, TlsPolicy
 from relay.outbound.mx.sites import Site
 from relay.outbound.routes import Connections
 from relay.smtp.client import Phase
@@ -95,12 +96,26 @@ class SiteConnections(Connections):
         """Open a connection to one exchanger, as its policy says."""
         policy = self.site.policy(exchanger)
         route = replace(self.route, host=exchanger.name, addresses=exchanger.addresses)
-        if policy.security is not Security.OPPORTUNISTIC:
-            verifier = policy.verifier
-            context = self._any_certificate if verifier is None else verifier.context()
-            accepts = None if verifier is None else verifier.accepts
-            route = replace(route, tls=TlsMode.STARTTLS, accepts=accepts)
-            return await Connection.open(route, self.deadlines, context=context, deadline=ends)
+        if policy.security is Security.TESTED:
+            try:
+                return await self._open_secured(route, policy, ends)
+            except OpenFailed as error:
+                if error.outcome.phase is not Phase.TLS:
+                    raise
+                UNMET.labels("testing", "tls").inc()
+                log.info("outbound.tls_untrusted", peer=error.peer.name, reason=error.outcome.text)
+        elif policy.security is not Security.OPPORTUNISTIC:
+            try:
+                return await self._open_secured(route, policy, ends)
+            except OpenFailed as error:
+                outcome = error.outcome
+                if outcome.phase is not Phase.TLS:
+                    raise
+                UNMET.labels("enforce", "tls").inc()
+                if policy.why:
+                    text = f"{outcome.text}; {policy.why} allows no mail to it"
+                    outcome = outcome._replace(text=text)
+                raise OpenFailed(outcome, error.peer) from error
         try:
             return await Connection.open(
                 replace(route, tls=TlsMode.OPPORTUNISTIC),
@@ -115,3 +130,11 @@ class SiteConnections(Connections):
         return await Connection.open(
             replace(route, tls=TlsMode.CLEAR), self.deadlines, deadline=ends
         )
+
+    async def _open_secured(self, route: Route, policy: TlsPolicy, ends: float) -> Connection:
+        """Open a connection by TLS, as a policy asks, or not at all."""
+        verifier = policy.verifier
+        context = self._any_certificate if verifier is None else verifier.context()
+        accepts = None if verifier is None else verifier.accepts
+        route = replace(route, tls=TlsMode.STARTTLS, accepts=accepts)
+        return await Connection.open(route, self.deadlines, context=context, deadline=ends)

@@ -18,6 +18,7 @@ What each security means:
 | security        | STARTTLS not offered | refused, or breaks      | the certificate               |
 |-----------------|----------------------|-------------------------|-------------------------------|
 | `OPPORTUNISTIC` | goes on in clear     | a new connection, clear | may be any                    |
+| `TESTED`        | as `OPPORTUNISTIC`, after a first try as `VERIFIED`, whose failure is reported |
 | `ENCRYPTED`     | next exchanger       | next exchanger          | may be any                    |
 | `VERIFIED`      | next exchanger       | next exchanger          | must satisfy the `Verifier`   |
 | `REFUSED`       | never connected to   | never connected to      | never seen                    |
@@ -33,8 +34,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from prometheus_client import Counter
+
 from relay.errors import TemporaryFailure
+from relay.metrics import registry
 from relay.outbound.mx.exchangers import Exchanger
+
+UNMET = Counter(
+    "relay_outbound_policy_unmet",
+    "Mail exchangers that did not meet the TLS policy of a domain (`what`: the host is not named, "
+    "or TLS is not as asked): passed over (`enforce`) or used all the same (`testing`).",
+    ["mode", "what"],
+    registry=registry,
+)
 
 
 class PolicyUnavailable(TemporaryFailure):
@@ -45,6 +57,7 @@ class Security(StrEnum):
     """How a connection must be secured."""
 
     OPPORTUNISTIC = "opportunistic"
+    TESTED = "tested"
     ENCRYPTED = "encrypted"
     VERIFIED = "verified"
     REFUSED = "refused"
@@ -66,13 +79,14 @@ class TlsPolicy:
 
     security: Security = Security.OPPORTUNISTIC
     verifier: Verifier | None = None
-    """Where it must be `VERIFIED`."""
+    """Where it must be `VERIFIED`, or is `TESTED`."""
     why: str = field(default="", compare=False)
     """By which policy, for whoever reads why mail is deferred: `MTA-STS`, `DANE`."""
 
     def __post_init__(self) -> None:
         """Refuse what nothing could be verified by."""
-        if (self.verifier is not None) != (self.security is Security.VERIFIED):
+        verifies = self.security in {Security.VERIFIED, Security.TESTED}
+        if (self.verifier is not None) != verifies:
             raise ValueError("a verifier belongs to what must be verified, and to nothing else")
 
 

@@ -16,7 +16,7 @@ from relay.http.domain_checks import DomainChecks
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.senders import Senders
 from relay.self_signed import self_signed
-from relay.webhooks.post import Poster
+from relay.webhooks.post import Got, Poster
 from tests.dns.server import DnsServer
 from tests.http.conftest import House, open_house
 
@@ -54,7 +54,7 @@ class _Here(Poster):
 
     port = 443
 
-    async def get(self, text: str, headers: Any, most: int) -> tuple[int, bytes]:
+    async def get(self, text: str, headers: Any, most: int) -> Got:
         return await super().get(
             text.replace("shop.example/", f"shop.example:{self.port}/"), headers, most
         )
