@@ -483,6 +483,9 @@ class Database:
         self._down = True
         self.close()
         self._server.stop(signal.SIGKILL)
+        for conn in list(self._owners):
+            if conn.pgconn.status == pq.ConnStatus.OK:
+                _await_hangup(conn.pgconn.socket)
         for event in self._blocked.values():
             event.set()
         self._blocked.clear()
@@ -513,6 +516,14 @@ def _poll(fileno: int, milliseconds: int) -> bool:
     poller = select.poll()
     poller.register(fileno, select.POLLIN)
     return bool(poller.poll(milliseconds))
+
+
+def _await_hangup(fileno: int) -> None:
+    """Wait until the other end is closed: a process that has gone may hold it for a moment more."""
+    poller = select.poll()
+    poller.register(fileno, select.POLLRDHUP)
+    if not poller.poll(_PATIENCE * 1000):
+        raise Stuck("a connection outlives the server")
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

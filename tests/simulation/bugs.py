@@ -1,0 +1,630 @@
+"""Bugs to be planted in a copy of the product (`tests.simulation.planted`).
+
+Each is one small change, of the kind that is made by mistake, and names the promise that it breaks.
+`seed` is one with which the simulation finds it; those that it has not found so far have none.
+docs/simulation.md has them as a table.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One bug: in `file`, `old` (which stands there once) is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    broken: str
+    """A part of what the judge says."""
+    seed: int | None = 1
+    days: str = "0.01"
+
+
+BUGS = (
+    Planted(
+        "a message is not put down to be parsed",
+        "relay/mailboxes/accept.py",
+        "        SELECT id, mailbox_id, size FROM stored\n        {requeue}",
+        "        SELECT id, mailbox_id, size FROM stored WHERE size < 60000\n        {requeue}",
+        "never summarised",
+        days="0.003",
+    ),
+    Planted(
+        "a commit whose answer was lost counts as done",
+        "actors/writer.py",
+        "stored = await self._look(batch, str(error))",
+        "stored = set(_ids(batch))",
+        "250 was said, and it is not there",
+        seed=2,
+    ),
+    Planted(
+        "the Ack goes out before the blob is stored",
+        "relay/devices/push.py",
+        "        await self._put(blobs, answers)\n        self._channel.post(*answers)\n",
+        "        self._channel.post(*answers)\n        await self._put(blobs, answers)\n",
+        "acknowledged, and its device never got it",
+        seed=3,
+    ),
+    Planted(
+        "a message is stored without a look at the mailbox's end",
+        "relay/mailboxes/accept.py",
+        "              AND b.is_active\n              AND b.expires_at > clock_timestamp()\n"
+        "            LIMIT 1",
+        "            LIMIT 1",
+        "s after its end",
+        seed=7,
+    ),
+    Planted(
+        "a deferral counts as a delivery",
+        "relay/outbound/states.py",
+        "    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DEFERRED",
+        "    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DELIVERED",
+        "said to be sent, and nobody got it",
+        seed=2,
+    ),
+    Planted(
+        "an attempt too few",
+        "relay/outbound/states.py",
+        "Cause.EXHAUSTED if turn >= max_attempts else",
+        "Cause.EXHAUSTED if turn >= 2 else",
+        "accepted, and in the end failed",
+        seed=1,
+    ),
+    Planted(
+        "no answer after the dot counts as a delivery",
+        "relay/smtp/client.py",
+        "_doubt = Ruling(Verdict.UNKNOWN, True, False)",
+        "_doubt = Ruling(Verdict.DELIVERED, True, False)",
+        "said to be sent, and nobody got it",
+        seed=2,
+    ),
+    Planted(
+        "a claim takes what another has leased",
+        "relay/db/migrations/0007_deadlines.sql",
+        "              AND d.run_at <= now()",
+        "              AND d.run_at <= now() + interval '10 minutes'",
+        "without excuse",
+        seed=8,
+    ),
+    Planted(
+        "a letter is queued after its token was taken, and not with it",
+        "relay/lifecycle/token_mailer.py",
+        "            async with self.pool.transaction(patience=_TIMEOUT) as connection:\n"
+        "                return await self._batch",
+        "            async with self.pool.connection(patience=_TIMEOUT) as connection:\n"
+        "                return await self._batch",
+        "has an account and got no letter",
+        seed=None,
+    ),
+    Planted(
+        "the outcome of a delivery is given up when the database is away",
+        "relay/outbound/finaliser.py",
+        "                await trio.sleep(outage.lost())\n                repeated = True\n",
+        "                return set()\n",
+        "without excuse",
+        seed=None,
+    ),
+    Planted(
+        "the relay does not listen again when the database is back",
+        "relay/db/listen.py",
+        "        await trio.sleep(pause)\n",
+        "        await trio.sleep(pause * 1e6)\n",
+        "nothing is wrong, and it takes over",
+        seed=2,
+        days="0.004",
+    ),
+    Planted(
+        "a receiver's error counts as told",
+        "actors/webhooks.py",
+        "        if 200 <= status < 300:",
+        "        if 200 <= status < 600:",
+        "arrived, and nobody was told",
+        seed=5,
+    ),
+    Planted(
+        "a webhook is given up after its first attempt",
+        "actors/webhooks.py",
+        "if final or event.attempt >= self._max_attempts:",
+        "if final or event.attempt >= 1:",
+        "arrived, and nobody was told",
+        seed=2,
+    ),
+    Planted(
+        "the lease of a webhook outlasts its node by hours",
+        "relay/webhooks/store.py",
+        "make_interval(secs => %(lease)s)",
+        "make_interval(secs => %(lease)s * 1000)",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a refusal for now counts as one for good",
+        "relay/smtp/client.py",
+        "_later = Ruling(Verdict.DEFERRED,",
+        "_later = Ruling(Verdict.FAILED,",
+        "accepted, and in the end failed",
+        seed=None,
+    ),
+    Planted(
+        "trouble on the way counts as a refusal for good",
+        "relay/smtp/client.py",
+        "_route = Ruling(Verdict.DEFERRED,",
+        "_route = Ruling(Verdict.FAILED,",
+        "accepted, and in the end failed",
+        seed=None,
+    ),
+    Planted(
+        "mailboxes are closed five minutes late",
+        "relay/mailboxes/expiry.py",
+        "          AND expires_at <= now()\n",
+        "          AND expires_at <= now() - interval '5 minutes'\n",
+        "it is closed late",
+        seed=None,
+    ),
+    Planted(
+        "a token wakes nobody",
+        "relay/db/migrations/0004_lifecycle.sql",
+        "    WHERE n.consumed_at IS NULL;\n    IF FOUND THEN\n"
+        "        PERFORM pg_notify('token_insert', '');",
+        "    WHERE n.consumed_at IS NULL;\n    IF FOUND THEN\n        PERFORM NULL;",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "mail that arrives does not wake who tells of it",
+        "relay/db/migrations/0003_webhooks.sql",
+        "      AND m.expires_at > now();\n    IF FOUND THEN\n"
+        "        PERFORM pg_notify('relay_webhooks', '');",
+        "      AND m.expires_at > now();\n    IF FOUND THEN\n        PERFORM NULL;",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a claimer forgets what it was told is due",
+        "actors/claimer.py",
+        "                    self._book.wake(due_lane)\n",
+        "                    pass\n",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "an acknowledgement deletes what came after it",
+        "relay/db/migrations/0005_devices.sql",
+        "    USING unnest(recipients, ids) AS d (recipient, id)\n"
+        "    WHERE b.recipient = d.recipient\n      AND b.id = d.id;",
+        "    USING unnest(recipients, ids) AS d (recipient, id)\n"
+        "    WHERE b.recipient = d.recipient\n      AND b.id >= d.id;",
+        "acknowledged, and its device never got it",
+        seed=None,
+    ),
+    Planted(
+        "a claim outlasts its node by hours",
+        "relay/outbound/queue.py",
+        "*(claim, self.lease_timeout, lanes,",
+        "*(claim, self.lease_timeout * 100, lanes,",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "mail that a node was parsing stays its own for hours",
+        "actors/summariser.py",
+        "    lease_for: float = 2.0,\n",
+        "    lease_for: float = 7200.0,\n",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "250 is said before the commit",
+        "actors/writer.py",
+        "            stored = await self._insert(batch, again=again)\n        except (RolledBack",
+        "            for one in batch:\n"
+        "                one.message.reply.settle(\n"
+        "                    Accepted({address: id_ for id_, address in one.message.recipients})\n"
+        "                )\n"
+        "            stored = await self._insert(batch, again=again)\n"
+        "        except (RolledBack",
+        "250 was said, and it is not there",
+        seed=None,
+    ),
+    Planted(
+        "a recipient whose mailbox took nothing counts as stored",
+        "actors/writer.py",
+        "                {address: id_ for id_, address in message.recipients if id_ in stored},",
+        "                {address: id_ for id_, address in message.recipients},",
+        "250 was said, and it is not there",
+        seed=None,
+    ),
+    Planted(
+        "a mailbox shows its mail for five minutes after its end",
+        "relay/mailboxes/visibility.py",
+        'LIVE = "b.is_active AND b.expires_at > now()"',
+        "LIVE = \"b.expires_at > now() - interval '5 minutes'\"",
+        "was over, and showed its mail",
+        seed=None,
+    ),
+    Planted(
+        "what is stored of a message ends at 64 KiB",
+        "actors/writer.py",
+        "rows.append(Row(identity, address, message.reverse_path, message.raw))",
+        "rows.append(Row(identity, address, message.reverse_path, message.raw[:65536]))",
+        "stored are other bytes than were sent",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "mail that was stored does not wake who parses it",
+        "actors/writer.py",
+        "            self._note(batch)\n            self._wake_summariser()\n",
+        "            self._note(batch)\n",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a mailbox that is made does not wake who closes it",
+        "relay/db/migrations/0001_inboxes.sql",
+        "AS $$\n"
+        "DECLARE\n"
+        "    earliest timestamptz;\n"
+        "BEGIN\n"
+        "    SELECT min(expires_at) INTO earliest FROM new_rows WHERE is_active;\n"
+        "    IF earliest IS NOT NULL THEN\n"
+        "        PERFORM pg_notify('relay_expiry', extract(epoch FROM earliest)::text);",
+        "AS $$\n"
+        "DECLARE\n"
+        "    earliest timestamptz;\n"
+        "BEGIN\n"
+        "    SELECT min(expires_at) INTO earliest FROM new_rows WHERE is_active;\n"
+        "    IF earliest IS NOT NULL THEN\n"
+        "        PERFORM NULL;",
+        "it is closed late",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "who closes mailboxes waits for the last one's end",
+        "relay/mailboxes/expiry.py",
+        "            WHERE is_active\n            ORDER BY expires_at, id\n            LIMIT 1)",
+        "            WHERE is_active\n"
+        "            ORDER BY expires_at DESC, id\n"
+        "            LIMIT 1)",
+        "it is closed late",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a lease that ran out is nobody else's",
+        "relay/db/leases.py",
+        "        WHERE l.expires_at <= now() OR l.node = excluded.node",
+        "        WHERE l.node = excluded.node",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "the lease of who closes mailboxes outlasts its node by hours",
+        "actors/ticker.py",
+        "leases.acquire(self.pool, _LEASE, self.node, self.lease_ttl)",
+        "leases.acquire(self.pool, _LEASE, self.node, self.lease_ttl * 1000)",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a lease is renewed when it has run out",
+        "actors/ticker.py",
+        "self._renew_at = now + self.lease_ttl / 3",
+        "self._renew_at = now + self.lease_ttl * 3",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a letter that is queued wakes nobody",
+        "actors/collector.py",
+        "            self._wake_outbound(batch.due_lanes)",
+        "            pass",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a message that waits to be told of counts as gone",
+        "relay/webhooks/store.py",
+        "              AND b.is_active\n"
+        "              AND b.expires_at > now()\n"
+        '            """,\n'
+        "            (event.subject_id,),",
+        "              AND b.is_active\n"
+        "              AND b.expires_at > now() + interval '7 days'\n"
+        '            """,\n'
+        "            (event.subject_id,),",
+        "arrived, and nobody was told",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a webhook that was told is told again",
+        "relay/webhooks/store.py",
+        '"DELETE FROM relay.webhook_events WHERE id = %s AND token = %s"',
+        '"DELETE FROM relay.webhook_events WHERE id = %s AND token < %s"',
+        "there are still",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a webhook is put off for hours",
+        "relay/webhooks/store.py",
+        "                run_at = clock_timestamp() + make_interval(secs => %s),",
+        "                run_at = clock_timestamp() + make_interval(hours => (%s)::integer),",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "what a device has acknowledged is not deleted",
+        "relay/devices/receive.py",
+        "await self._delete({blob_id for blob_id in acknowledged if blob_id <= _MAX_ID})",
+        "pass",
+        "delivered after it was acknowledged, without excuse",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a page of blobs begins one too late",
+        "relay/devices/postgres.py",
+        "                          AND id > %b",
+        "                          AND id > %b + 1",
+        "there are still",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a connection that broke keeps its place in the pool",
+        "relay/db/pool.py",
+        "                self._discard(conn)\n                self._slots.release()",
+        "                self._discard(conn)",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "blobs count as stored when the database was away",
+        "relay/devices/postgres.py",
+        "            _fail(group, str(error))\n        else:",
+        "            for one in group:\n                one.settle(Stored(0, 0.0))\n        else:",
+        "acknowledged, and its device never got it",
+        seed=None,
+    ),
+    Planted(
+        "a blob that the store could not take is acknowledged",
+        "relay/devices/intake.py",
+        "            raise self.refused(Reason.UNAVAILABLE, error.retry_after) from error\n"
+        "        _STORED.inc()",
+        "            return Stored(0, 0.0)\n        _STORED.inc()",
+        "acknowledged, and its device never got it",
+        seed=None,
+    ),
+    Planted(
+        "bulk mail is queued and never due",
+        "relay/outbound/enqueue.py",
+        "        JOIN letters l ON l.id = g.id\n    )",
+        "        JOIN letters l ON l.id = g.id AND g.priority < 2\n    )",
+        "202 was said, and it is not in the queue",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "mail without an instant is due in two hours",
+        "relay/outbound/enqueue.py",
+        "COALESCE(m.send_at, go.at - make_interval(",
+        "COALESCE(m.send_at, go.at + interval '2 hours' - make_interval(",
+        "there are still",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "the first of a batch of tokens gets no letter",
+        "relay/lifecycle/token_mailer.py",
+        "self._write(batch.rows[at : at + _CHUNK], signer, refused)",
+        "self._write(batch.rows[at + 1 : at + _CHUNK], signer, refused)",
+        "has an account and got no letter",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a delivery counts as a deferral",
+        "relay/outbound/states.py",
+        "    if verdict is Verdict.DELIVERED:\n        return Cause.DELIVERED",
+        "    if verdict is Verdict.DELIVERED:\n        return Cause.DEFERRED",
+        "without excuse",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "that the server closes after the dot counts as a delivery",
+        "relay/smtp/client.py",
+        "(_sent,  _doubt, _later,   _fail,    _route, _doubt,",
+        "(_sent,  _doubt, _later,   _fail,    _sent,  _doubt,",
+        "said to be sent, and nobody got it",
+        seed=None,
+    ),
+    Planted(
+        "a refusal for now after the dot counts as a delivery",
+        "relay/smtp/client.py",
+        "(_sent,  _doubt, _later,   _fail,",
+        "(_sent,  _doubt, _sent,    _fail,",
+        "said to be sent, and nobody got it",
+        seed=None,
+    ),
+    Planted(
+        "a recipient who is refused for now counts as bounced",
+        "relay/smtp/client.py",
+        "(_on,    _route, _later,   _bounce,",
+        "(_on,    _route, _bounce,  _bounce,",
+        "accepted, and in the end bounced",
+        seed=None,
+    ),
+    Planted(
+        "a server that is not ready counts as a refusal for good",
+        "relay/smtp/client.py",
+        "Phase.CONNECT: (_on,    _route, _route,",
+        "Phase.CONNECT: (_on,    _route, _fail,",
+        "accepted, and in the end failed",
+        seed=None,
+    ),
+    Planted(
+        "a retry waits for minutes what it should for seconds",
+        "relay/db/migrations/0033_peers.sql",
+        "clock_timestamp() + make_interval(secs => g.delay)",
+        "clock_timestamp() + make_interval(hours => g.delay::integer)",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a receiver's error is taken for its end",
+        "actors/webhooks.py",
+        "            final = status == _GONE",
+        "            final = status >= 500",
+        "arrived, and nobody was told",
+        seed=None,
+    ),
+    Planted(
+        "a receiver that hangs up is given up",
+        "actors/webhooks.py",
+        "            final = isinstance(failure, Refused)",
+        "            final = True",
+        "arrived, and nobody was told",
+        seed=None,
+    ),
+    Planted(
+        "of several outcomes the first is recorded",
+        "relay/outbound/finaliser.py",
+        "self._waiting[:_MOST], self._waiting[_MOST:]",
+        "self._waiting[:1], self._waiting[_MOST:]",
+        "without excuse",
+        seed=None,
+    ),
+    Planted(
+        "a letter counts as expired while its token is good",
+        "relay/db/migrations/0007_deadlines.sql",
+        "                   OR t.expires_at <= extract(epoch FROM clock_timestamp()) AS over,",
+        "                   OR t.expires_at >= extract(epoch FROM clock_timestamp()) AS over,",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "who looks for what is due leaves out bulk mail",
+        "relay/db/migrations/0002_outbound.sql",
+        "    WHERE isfinite(s.run_at);\nEND",
+        "    WHERE isfinite(s.run_at) AND s.priority < 2;\nEND",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a blob lives for seconds instead of days",
+        "relay/db/migrations/0010_blob_lifetimes.sql",
+        "begun + make_interval(secs => a.ttl) AS until",
+        "begun + make_interval(secs => a.ttl / 86400) AS until",
+        "acknowledged, and its device never got it",
+        seed=None,
+    ),
+    Planted(
+        "a way that failed is closed for days",
+        "relay/outbound/gates.py",
+        "        self.opens_at = now + pause(self.strikes, self._unit, self._rng)",
+        "        self.opens_at = now + pause(self.strikes, self._unit, self._rng) * 10_000",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a post that has ended keeps its place",
+        "actors/webhooks.py",
+        "            self._under_way[event.origin] -= 1\n",
+        "",
+        "arrived, and nobody was told",
+        seed=None,
+    ),
+    Planted(
+        "a device's session that has ended counts still",
+        "relay/devices/receive.py",
+        "            self._device_sessions.leave(self._key, self)",
+        "            pass",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "a worker that has ended keeps its place",
+        "relay/outbound/workers.py",
+        "        finally:\n            self._dispatch.leave(place)\n",
+        "        finally:\n",
+        "there are still",
+        seed=None,
+    ),
+    Planted(
+        "mail that may be stored is refused for good",
+        "relay/smtp/reception.py",
+        '            self._responder.refuse(b"451 4.3.0 Try again later\\r\\n")\n'
+        "        elif accepted.stored:",
+        '            self._responder.refuse(b"554 5.3.0 Refused\\r\\n")\n'
+        "        elif accepted.stored:",
+        "refused, and it is there",
+        seed=None,
+    ),
+    Planted(
+        "a call that may be done is answered with a refusal",
+        "relay/http/problems.py",
+        '    return Problem(503, "unavailable", detail, headers',
+        '    return Problem(422, "invalid", detail, headers',
+        "refused, and it is in the queue",
+        seed=None,
+    ),
+    Planted(
+        "the listener does not hear of webhooks",
+        "relay/db/channels.py",
+        "    OUTBOUND,\n    WEBHOOKS,\n    DEVICES,",
+        "    OUTBOUND,\n    DEVICES,",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "mail that is queued does not wake who sends it",
+        "relay/outbound/sending.py",
+        "            self._wake(due_lanes)",
+        "            pass",
+        "nothing is wrong, and it takes over",
+        seed=None,
+        days="0.003",
+    ),
+    Planted(
+        "a lane that has something due later is forgotten",
+        "actors/claimer.py",
+        "        if at is not None and self._due_at is not None and at >= self._due_at:\n"
+        "            self._look = True\n",
+        "        if at is not None and self._due_at is not None and at >= self._due_at:\n",
+        "nothing is wrong, and it takes over",
+        seed=None,
+    ),
+    Planted(
+        "two messages of one commit get the bytes of the first",
+        "actors/writer.py",
+        "rows.append(Row(identity, address, message.reverse_path, message.raw))",
+        "rows.append(Row(identity, address, message.reverse_path, batch[0].message.raw))",
+        "handed in once, and there 2 times",
+        seed=None,
+        days="0.02",
+    ),
+    Planted(
+        "an outcome counts although its lease was lost",
+        "relay/db/migrations/0033_peers.sql",
+        "        WHERE d.id = ANY (ARRAY[g.id])\n"
+        "          AND d.token = g.token\n"
+        "          AND g.status NOT IN ('queued', 'held')",
+        "        WHERE d.id = ANY (ARRAY[g.id])\n          AND g.status NOT IN ('queued', 'held')",
+        "in the queue",
+        seed=None,
+        days="0.02",
+    ),
+)
