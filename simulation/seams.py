@@ -51,6 +51,10 @@ _SWEEPS = {
 times as rarely it does so in most worlds.  Every two to ten minutes then."""
 _RESTS = 12
 """So many times as rarely does a sender that has nothing to do look around, in these."""
+_LOOKS = 10
+"""So many times as rarely does a signer look for keys of which nobody told it, in these."""
+_NOT_RECORDED = 540.0
+"""Seconds for which nobody records, in these, what the last minute was like."""
 _OFTEN_FOR = 2 * HOUR
 """Seconds; in a longer run sweeps are rare whatever the seed."""
 
@@ -99,8 +103,17 @@ def sweep_rarely(world: World, seconds: float) -> None:
         for argument, times in rarer.items():
             function.__kwdefaults__[argument] *= times
     from actors import sender
+    from relay.history import History
+    from relay.outbound import signer
 
     sender.LONG_REST *= _RESTS
+    signer.LOOK_EVERY *= _LOOKS
+    record = History.record
+
+    async def record_rarely(history: History) -> float:
+        return await record(history) + _NOT_RECORDED
+
+    History.record = record_rarely  # type: ignore[method-assign, assignment]
 
 
 def _replace(module: ModuleType, names: dict[str, Any]) -> None:

@@ -330,7 +330,7 @@ async def _serve(around: Around, stream: trio.SocketStream, peer: str) -> None:
 
     async def misbehave(step: str) -> bytes | None:
         """Return what is said instead of yes, or None; may stall, may hang up."""
-        if not around.peers_fail or rng.random() > 0.15:
+        if not around.peers_fail or rng.random() > 0.4:
             return None
         how = rng.choice(("defer", "hang up", "stall", "slow", "close"))
         around.world.tell("upstream.misbehaves", step=step, how=how)
@@ -431,7 +431,7 @@ async def _be_told(around: Around, stream: trio.SocketStream, peer: str) -> None
                     length = int(value)
             told = json.loads(await talk.exactly(length))
             status = b"200 OK"
-            if around.peers_fail and rng.random() < 0.3:
+            if around.peers_fail and rng.random() < 0.5:
                 how = rng.choice(("refuse", "hang up", "stall"))
                 around.world.tell("hook.misbehaves", how=how)
                 if how == "hang up":
