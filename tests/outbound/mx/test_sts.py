@@ -89,7 +89,8 @@ async def published(
         **{key: list(records) for key, records in (zone or {}).items()},
     }
     async with trio.open_nursery() as nursery:
-        server = PolicyServer(authority.server(folder, hosts if names is None else names), policies)
+        tls = authority.server(folder, hosts if names is None else names, subject=hosts[0])
+        server = PolicyServer(tls, policies)
         await nursery.start(server.run)
         dns = await nursery.start(DnsServer(records, ttl=0, negative=0).run)
         yield Published(pool, records, dns, server, authority)
