@@ -486,7 +486,7 @@ BUGS = (
         "relay/outbound/gates.py",
         "        self.opens_at = now + pause(self.strikes, self._unit, self._rng)",
         "        self.opens_at = now + pause(self.strikes, self._unit, self._rng) * 10_000",
-        "nothing is wrong, and it takes over",
+        "there are still",
         seed=6,
     ),
     Planted(
