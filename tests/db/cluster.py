@@ -179,9 +179,32 @@ class Cluster:
             conn.execute(sql)
 
     def lose_standby(self) -> None:
-        """Let commits wait for a synchronous standby that is away for good."""
+        """Let commits wait for a synchronous standby that is away for good.
+
+        Returns once one has waited: the checkpointer tells the others that they have to, some time
+        after the configuration is read again.
+        """
         self.admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self.admin("SELECT pg_reload_conf()")
+        dsn = make_conninfo(self.dsn(), port=self.tcp_port or 5432)
+        deadline = time.monotonic() + 30
+        with (
+            psycopg.connect(dsn, autocommit=True) as looker,
+            contextlib.closing(psycopg.connect(dsn)) as waiter,
+        ):
+            pid = waiter.info.backend_pid
+            while not looker.execute(
+                "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'SyncRep'", (pid,)
+            ).fetchall():
+                if time.monotonic() > deadline:
+                    raise RuntimeError((self.directory / "log").read_text())
+                waiter.pgconn.consume_input()
+                if not waiter.pgconn.is_busy():
+                    while waiter.pgconn.get_result():
+                        pass
+                    waiter.pgconn.send_query(b"SELECT pg_logical_emit_message(true, 'test', '')")
+                time.sleep(0.005)
+            looker.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
     def local_dsn(self) -> str:
         """The DSN of `dsn()` with commits that wait for no standby."""
@@ -247,9 +270,8 @@ class Pair:
 
     def begin(self) -> None:
         """From now on every commit waits for the standby."""
+        self.primary.lose_standby()
         self.standby.start()
-        self.primary.admin("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        self.primary.admin("SELECT pg_reload_conf()")
         self.wait_in_step()
 
     def wait_in_step(self) -> None:
