@@ -222,6 +222,8 @@ def test_compose_runs_the_image_for_this_machine_alone() -> None:
         host, _, inside = published.rpartition(":")
         assert host.startswith("127.0.0.1:")
         assert int(inside) in ports
+    assert relay["cap_drop"] == ["ALL"]
+    assert "no-new-privileges:true" in relay["security_opt"]
     (volume,) = relay["volumes"]
     name, _, place = volume.partition(":")
     assert (name in found["volumes"], place) == (True, env["RELAY_DATA_DIR"])

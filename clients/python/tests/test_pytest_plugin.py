@@ -129,6 +129,34 @@ def test_it(inbox, smtp_server):
     result.stdout.fnmatch_lines([r"a\u001b]0;title\u0007 b\u001b[[]2J*c\u007f"])
 
 
+def test_mail_in_a_report_commands_no_ci(inner: pytest.Pytester) -> None:
+    """What GitHub Actions, Azure Pipelines and TeamCity obey in a run's output is spelt, too."""
+    lines = (
+        "::error::a",
+        "  ::stop-commands::b",
+        "see ##vso[task.setvariable variable=c]",
+        "##[add-path]d",
+        "##teamcity[e]",
+        "std::move, ## and #1",
+    )
+    inner.makepyfile(
+        _SENDS
+        + f"""
+def test_it(inbox, smtp_server):
+    put(smtp_server, inbox.address, {chr(10).join(lines)!r})
+    inbox.wait()
+    assert 0
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=1)
+    section = result.stdout.str().partition("Mail to ")[2].partition("short test summary")[0]
+    assert not re.search(r"^\s*::|##(\[|vso|teamcity)", section, re.MULTILINE)
+    assert r"\u003a:error::a" in section
+    assert r"see \u0023#vso[task.setvariable variable=c]" in section
+    assert "std::move, ## and #1" in section
+
+
 @pytest.mark.parametrize("url", ["localhost:8025", "https://{}"])
 def test_no_report_has_the_token(
     inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch, url: str

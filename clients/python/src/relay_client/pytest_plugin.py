@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SHOWN = 20  # messages of a report
 _MOST = 4000  # characters of a message's text there
 _DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COMMANDS = re.compile(r"^(\s*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
 _TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it ends it
 
 
@@ -256,5 +257,12 @@ def _arrived(inbox: Inbox) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return text with everything that could drive a terminal spelt `\\uNNNN`."""
-    return _DRIVES.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    """Return text with what could drive a terminal, or whoever runs CI and reads it, as `\\uNNNN`.
+
+    GitHub Actions obeys lines that begin with `::error::` and its like, Azure Pipelines
+    `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
+    """
+    shown = _DRIVES.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    return _COMMANDS.sub(
+        lambda found: f"{found[1]}\\u003a" if found[1] is not None else "\\u0023", shown
+    )
