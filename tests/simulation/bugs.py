@@ -486,7 +486,7 @@ BUGS = (
         "relay/outbound/gates.py",
         "        self.opens_at = now + pause(self.strikes, self._unit, self._rng)",
         "        self.opens_at = now + pause(self.strikes, self._unit, self._rng) * 10_000",
-        "there are still",
+        "nothing is wrong, and it takes over",
         seed=6,
     ),
     Planted(
