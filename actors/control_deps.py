@@ -47,6 +47,7 @@ from relay.net import gethostname, own_address
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Gates, Standing
+from relay.outbound.notified import Notified
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueuer, WakeOutbound
@@ -84,6 +85,7 @@ def control_deps(
     history: History,
     links: Links | None = None,
     upstream: str = LOOP,
+    notified: Notified | None = None,
     posting: Callable[[], ssl.SSLContext] = ssl.create_default_context,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
@@ -94,6 +96,7 @@ def control_deps(
     `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `connections`: how
     many may be open; `history`: what the recorder writes down; `resolver`: gives what asks the DNS,
     `links` the web about links of messages; `upstream`: the relay's own, without credentials;
+    `notified`: takes what upstreams report of mail, None where there are no return paths;
     `posting`: whom HTTPS trusts.
     """
     pool, keyring = resources.pool, resources.keyring
@@ -168,6 +171,7 @@ def control_deps(
             sns_topics=settings.ingest.sns_topics,
             buckets=buckets,
             fetch_object=fetch_object,
+            notified=notified,
             upstream=upstream,
             release_to=settings.outbound.release_to,
             mail_ports=MailPorts(

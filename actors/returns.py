@@ -28,7 +28,7 @@ from relay.load import cpu_seconds
 from relay.log import get_logger
 from relay.mailboxes.parser import Parser
 from relay.outage import Outage
-from relay.outbound.returned import RETURNS, About, Came, Returned
+from relay.outbound.returned import RETURNS, About, Came, Returned, tell
 from relay.returns.law import Finding, finding
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import COMPLAINT, Report
@@ -144,17 +144,8 @@ class _Reading:
                 await self._returned.later(one.id, self._soon * one.attempt)
             else:
                 await self._end(one, "ignored")
-        elif applied.changed:
-            RETURNS.labels(str(found.kind)).inc()
-            log.info(
-                "outbound.returned",
-                id=str(about.id),
-                outcome=str(found.kind),
-                enhanced=found.enhanced,
-                suppressed=applied.suppressed,
-            )
         else:
-            RETURNS.labels("ignored").inc()
+            tell(about, found, applied)
 
     async def _end(self, one: Came, outcome: str) -> None:
         RETURNS.labels(outcome).inc()

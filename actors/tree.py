@@ -150,6 +150,7 @@ from relay.outbound.lanes import DueLane
 from relay.outbound.message import MalformedMessage
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
+from relay.outbound.notified import Notified
 from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.returned import Returned
@@ -517,6 +518,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     return_paths = _return_paths(settings, resources)
     # The oldest key: correlations outlast a rotation for as long as it is kept.
     redact_key = hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256")
+    returned = Returned(pool, redact_key)
     wake_outbound = _local_wake(boxes.claimer, right_of_way) if "claimer" in wanted else None
 
     senders = Senders(partial(_unanswered, boxes.writer))
@@ -632,7 +634,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         ),
         returns=None
         if return_paths is None
-        else partial(returns.run, returned=Returned(pool, redact_key), paths=return_paths),
+        else partial(returns.run, returned=returned, paths=return_paths),
         webhooks=partial(
             webhooks.run,
             webhooks=Webhooks(pool),
@@ -792,6 +794,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 history=history,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
+                notified=None if return_paths is None else Notified(returned, return_paths),
                 posting=posting,
             ),
             connections=connections["http"],

@@ -48,6 +48,7 @@ from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Standing
+from relay.outbound.notified import Notified
 from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueue, WakeOutbound
 from relay.outbound.signer import Signer
@@ -279,6 +280,7 @@ class Deps:
     sns_topics: Iterable[str] = ()
     buckets: Buckets | None = None  # where SES may have put mail; None: nowhere
     fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
+    notified: Notified | None = None  # takes reports of mail that was sent; None: none are ours
     upstream: str = LOOP  # the relay's own, without credentials
     mail_ports: MailPorts = field(default_factory=MailPorts)
     captures: bool = False  # whether mail for others' domains is kept

@@ -222,8 +222,9 @@ def verify(notification: Notification, certificate: bytes, now: datetime) -> Non
 def received_mail(notification: Notification) -> ReceivedMail | None:
     """Return the mail in a verified notification; None when it announces something else.
 
-    SES sends a test text when a rule is made, and bounces and deliveries on the same topic:
-    those are nothing to store.  `MalformedNotification` for mail that is incomplete.
+    SES sends a test text when a rule is made, and what it reports of mail that was sent
+    (`relay.returns.ses`) may come on the same topic: those are nothing to store.
+    `MalformedNotification` for mail that is incomplete.
     """
     try:
         document = json.loads(notification.message)

@@ -33,10 +33,13 @@ from prometheus_client import Counter
 from relay.db.arrays import BYTEAS, UUIDS, byteas, uuids_of
 from relay.db.connection import Statement
 from relay.db.pool import Pool
+from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.states import Cause, State, next_state
 from relay.redact import redact
 from relay.returns.law import FULL_MOST, FULL_WITHIN, Finding, Kind
+
+log = get_logger()
 
 AT_ONCE = 8
 """Returned mails that are claimed together."""
@@ -49,7 +52,7 @@ BYTES = 256 * 2**20
 """and their bytes; a second's worth more may come, for they are counted once a second."""
 
 RETURNS = Counter(
-    "relay_returns", "Mail that came to return paths, by what followed.", ["outcome"],
+    "relay_returns", "What came back of mail that was sent, by what followed.", ["outcome"],
     registry=registry,
 )  # fmt: skip
 for _outcome in (*Kind, "ignored", "unread"):
@@ -259,6 +262,19 @@ class Returned:
             WHERE id = %s
             """,
             (seconds, came),
+        )
+
+
+def tell(about: About, found: Finding, applied: Applied) -> None:
+    """Count what became of a report, and write it to the log if it counted."""
+    RETURNS.labels(str(found.kind) if applied.changed else "ignored").inc()
+    if applied.changed:
+        log.info(
+            "outbound.returned",
+            id=str(about.id),
+            outcome=str(found.kind),
+            enhanced=found.enhanced,
+            suppressed=applied.suppressed,
         )
 
 

@@ -1,4 +1,6 @@
-"""`POST /api/v1/ingest/sns`: mail that Amazon SES received, handed over by Amazon SNS.
+"""`POST /api/v1/ingest/sns`: what Amazon SES received, and what it reports of mail that it took.
+
+Both are handed over by Amazon SNS.
 
 Promises
   * The order is fixed: the topic against the allow-list, then the addresses in the message, then
@@ -11,6 +13,8 @@ Promises
     ids of the messages follow from the SNS MessageId, so a repetition is stored once.
   * Unknown and expired recipients are dropped: SNS would repeat a refusal for hours, and the
     sender was answered by SES long ago.
+  * A report counts for the message whose return path it names (`relay.outbound.notified`); one
+    that names none of ours changes nothing, and is acknowledged.
 """
 
 from __future__ import annotations
@@ -60,6 +64,8 @@ from relay.mailboxes.sns import (
     verify,
 )
 from relay.metrics import registry
+from relay.returns import ses
+from relay.returns.ses import MalformedReport
 
 log = get_logger()
 
@@ -75,7 +81,7 @@ _PATIENCE = 15.0  # s; SNS itself waits as long
 
 
 class IngestOutcome(View):
-    """What was done: stored (and how many), subscribed, ignored."""
+    """What was done: stored (and how many), reported (it counted), subscribed, ignored."""
 
     status: str
     stored: int = 0
@@ -169,7 +175,8 @@ def register(api: Api) -> None:
         stores=True,
         details="Allowed topics are the setting ingest.sns_topics. The SES rule uses the SNS "
         "action, which carries the content, or the S3 action with a topic: then the mail is "
-        "fetched from its bucket, which must be among ingest.s3_buckets.",
+        "fetched from its bucket, which must be among ingest.s3_buckets. What SES reports of mail "
+        "that was sent (Bounce, Complaint, DeliveryDelay) counts for its message.",
     )
 
     @api.add("POST", "/api/v1/ingest/sns", operation)
@@ -177,7 +184,7 @@ def register(api: Api) -> None:
         body = await read_body(operation)
         try:
             outcome = await handle(body)
-        except MalformedNotification as error:
+        except (MalformedNotification, MalformedReport) as error:
             POSTS.labels("malformed").inc()
             raise Problem(400, "malformed-notification", str(error)) from error
         except ForgedNotification as error:
@@ -237,8 +244,7 @@ def register(api: Api) -> None:
     async def store(notification: Notification) -> IngestOutcome:
         mail = received_mail(notification)
         if mail is None:
-            log.info("sns.ignored", topic=notification.topic)
-            return IngestOutcome(status="ignored")
+            return await report(notification)
         recipients = []
         for recipient in mail.recipients:
             try:
@@ -260,6 +266,15 @@ def register(api: Api) -> None:
         )
         log.info("sns.stored", recipients=len(recipients), stored=len(stored), size=len(raw))
         return IngestOutcome(status="stored", stored=len(stored))
+
+    async def report(notification: Notification) -> IngestOutcome:
+        notice = ses.read(notification.message)
+        notified = deps.notified
+        if notice is None or notified is None:
+            log.info("sns.ignored", topic=notification.topic)
+            return IngestOutcome(status="ignored")
+        followed = await api.committed(lambda: notified.take(notice.path, notice.report))
+        return IngestOutcome(status="ignored" if followed is None else "reported")
 
     async def whole(notification: Notification, raw: bytes | StoredObject) -> bytes:
         if isinstance(raw, bytes):

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 import trio
@@ -16,10 +17,16 @@ from cryptography.x509.oid import NameOID
 from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.http.resources.sns import Certificates
+from relay.ids import new_id
 from relay.mailboxes import sns
 from relay.mailboxes.s3 import Buckets, Credentials
+from relay.outbound.notified import Notified
+from relay.outbound.returned import Returned
+from relay.returns.paths import ReturnPaths
 from tests.http import s3_server
 from tests.http.conftest import House, open_house
+from tests.outbound.node import Node, put, status
+from tests.returns import test_ses as said
 
 URL = "/api/v1/ingest/sns"
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:mail"
@@ -320,7 +327,7 @@ async def test_what_is_no_mail_is_acknowledged_and_what_is_no_message_refused(
 ):
     """SES's own test text is a 200 that stores nothing; garbage is a 400."""
     house, _ = relay
-    for text in ("Successfully validated SNS topic", json.dumps({"notificationType": "Bounce"})):
+    for text in ("Successfully validated SNS topic", json.dumps({"notificationType": "Delivery"})):
         status, outcome = await post(house, notification(Message=text))
         assert (status, outcome["status"]) == (200, "ignored")
     for content in (b"", b"[]", b"{", b'{"Type": "Notification"}', b'{"Type": 7}'):
@@ -431,3 +438,140 @@ async def test_without_buckets_mail_in_s3_is_refused(relay: tuple[House, Amazon]
     house, _ = relay
     status, problem = await post(house, in_s3("a@relay.localhost"))
     assert (status, "ingest.s3_buckets" in problem["detail"]) == (400, True)
+
+
+PATHS = ReturnPaths("returns.example", lambda: (b"k" * 32,))
+
+
+class Sent:
+    """A control plane that is told by SES of the mail which it sent."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.node = Node(house.pool)
+
+    async def message(self, to: str = said.ADA) -> UUID:
+        """Send a message."""
+        (queued,) = await put(self.house.pool, to)
+        await self.node.finish(await self.node.claim())
+        return queued.id
+
+    async def tell(self, path: str, report: dict[str, Any]) -> tuple[int, str]:
+        """Have SNS post a report of what left with this return path; its status and outcome."""
+        mail = {**report["mail"], "source": path}
+        answer = await post(self.house, notification(Message=json.dumps({**report, "mail": mail})))
+        return answer[0], str(answer[1].get("status" if answer[0] == 200 else "type"))
+
+    async def suppressed(self) -> dict[str, str]:
+        """Who is suppressed, and why."""
+        listed = await self.house.client.get("/api/v1/suppressions", headers=self.house.admin)
+        return {one["address"]: one["cause"] for one in listed.json()}
+
+    async def told(self) -> list[str]:
+        """The events that webhooks are to be told of, the oldest first."""
+        rows = await self.house.pool.fetch("SELECT kind FROM relay.webhook_events ORDER BY id")
+        return [str(kind) for (kind,) in rows]
+
+
+@pytest.fixture
+async def sent(database_url: str, pool: Pool) -> AsyncIterator[Sent]:
+    """One with return paths, and a webhook for whatever comes back."""
+    notified = Notified(Returned(pool, b"key"), PATHS)
+    async with open_house(database_url, pool, sns_topics=(TOPIC,), notified=notified) as house:
+        house.fetch[0] = Amazon().fetch
+        await house.pool.execute(
+            "INSERT INTO relay.webhooks (url, events) VALUES ('https://hooks.example/', "
+            "'{message.bounced,message.delayed,message.complained}')"
+        )
+        yield Sent(house)
+
+
+async def test_what_ses_reports_becomes_the_truth_once(sent: Sent):
+    """Delayed, then bounced, then told again: state, error, suppression and webhooks say so."""
+    message_id = await sent.message()
+    path = PATHS.path_of(message_id)
+    assert await sent.tell(path, said.delay()) == (200, "reported")
+    assert await status(sent.house.pool, message_id) == "sent"
+    gone = said.bounce(diagnostic=f"smtp; 550 5.1.1 <{said.ADA}>: no\0such user")
+    assert await sent.tell(path.upper(), gone) == (200, "reported")
+    for _ in range(2):
+        assert await sent.tell(path, gone) == (200, "ignored")
+    entry = await sent.house.client.get(f"/api/v1/outbound/{message_id}", headers=sent.house.admin)
+    assert entry.json()["status"] == "bounced"
+    assert entry.json()["error"].startswith("5.1.1 smtp; 550")
+    assert said.ADA not in entry.json()["error"]
+    assert await sent.suppressed() == {said.ADA: "bounced"}
+    assert await sent.told() == ["message.delayed", "message.bounced"]
+
+
+async def test_a_complaint_suppresses_and_a_policy_does_not(sent: Sent):
+    """The status stays with the one, and becomes bounced with the other."""
+    complained = await sent.message("ada@x.example")
+    assert await sent.tell(PATHS.path_of(complained), said.complaint()) == (200, "reported")
+    refused = await sent.message("eve@x.example")
+    policy = said.bounce(status="5.7.1", to="eve@x.example")
+    assert await sent.tell(PATHS.path_of(refused), policy) == (200, "reported")
+    assert await status(sent.house.pool, complained) == "sent"
+    assert await status(sent.house.pool, refused) == "bounced"
+    assert await sent.suppressed() == {"ada@x.example": "complained"}
+    assert await sent.told() == ["message.complained", "message.bounced"]
+
+
+async def test_what_is_not_of_ours_changes_nothing(sent: Sent):
+    """Paths of other keys, domains and messages; deliveries; and what Amazon did not sign."""
+    message_id = await sent.message()
+    path = PATHS.path_of(message_id)
+    strange = ReturnPaths("returns.example", lambda: (b"x" * 32,)).path_of(message_id)
+    elsewhere = ReturnPaths("other.example", lambda: (b"k" * 32,)).path_of(message_id)
+    for other in (
+        strange,
+        elsewhere,
+        PATHS.path_of(new_id()),
+        "sender@example.org",
+        "",
+        f"b-{path}",
+    ):
+        for report in (said.bounce(), said.complaint(), said.delay()):
+            assert await sent.tell(other, report) == (200, "ignored")
+    for report in (said.report("Delivery", "delivery", {}), said.bounce("Undetermined")):
+        assert await sent.tell(path, report) == (200, "ignored")
+    mail = {"source": path}
+    good = notification(Message=json.dumps({**said.bounce(), "mail": mail}))
+    forged = {**good, "Signature": base64.b64encode(b"x" * 256).decode()}
+    assert (await post(sent.house, forged))[0] == 403
+    assert (await post(sent.house, signed({**good, "TopicArn": TOPIC + "x"})))[0] == 403
+    assert await status(sent.house.pool, message_id) == "sent"
+    assert await sent.suppressed() == {}
+    assert await sent.told() == []
+    assert await sent.house.pool.fetch_value("SELECT count(*) FROM relay.outbound_reports") == 0
+
+
+async def test_a_report_that_is_ahead_of_the_delivery_comes_again(sent: Sent):
+    """503 while its 250 is not recorded; then it counts."""
+    (queued,) = await put(sent.house.pool, said.ADA)
+    messages = await sent.node.claim()
+    path = PATHS.path_of(queued.id)
+    assert (await sent.tell(path, said.bounce()))[0] == 503
+    assert await status(sent.house.pool, queued.id) == "processing"
+    assert await sent.suppressed() == {}
+    await sent.node.finish(messages)
+    assert await sent.tell(path, said.bounce()) == (200, "reported")
+    assert await status(sent.house.pool, queued.id) == "bounced"
+
+
+async def test_a_malformed_report_is_refused_with_a_reason(sent: Sent):
+    """400, which SNS does not repeat."""
+    message_id = await sent.message()
+    report = {**said.bounce(), "bounce": {"bounceType": "Permanent"}}
+    assert await sent.tell(PATHS.path_of(message_id), report) == (
+        400,
+        "/problems/malformed-notification",
+    )
+    assert await status(sent.house.pool, message_id) == "sent"
+
+
+async def test_without_return_paths_reports_are_acknowledged(relay: tuple[House, Amazon]):
+    """They are of nothing that this relay sent."""
+    house, _ = relay
+    answer = await post(house, notification(Message=json.dumps(said.bounce())))
+    assert answer == (200, {"status": "ignored", "stored": 0})

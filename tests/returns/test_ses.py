@@ -1,0 +1,148 @@
+"""What follows from what Amazon SES reports, in the forms of its developer guide."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from relay.returns.law import finding
+from relay.returns.ses import MalformedReport, read
+
+ADA = "ada@customer.example"
+PATH = "b-token@returns.example"
+
+Follows = tuple[str, str | None, bool, bool] | None
+
+
+def report(kind: str, name: str, said: Any, *, key: str = "notificationType") -> dict[str, Any]:
+    """A report as SES writes it."""
+    mail = {"source": PATH, "messageId": "0000-ses", "destination": [ADA]}
+    return {key: kind, "mail": mail, name: said}
+
+
+def bounce(
+    kind: str = "Permanent",
+    status: str | None = "5.1.1",
+    diagnostic: str | None = "smtp; 550 no",
+    *,
+    sub: str = "General",
+    to: str = ADA,
+    key: str = "notificationType",
+) -> dict[str, Any]:
+    """A bounce of one recipient."""
+    one = {"emailAddress": to, "action": "failed", "status": status, "diagnosticCode": diagnostic}
+    said = {"bounceType": kind, "bounceSubType": sub, "bouncedRecipients": [one]}
+    return report("Bounce", "bounce", said, key=key)
+
+
+def complaint(kind: str | None = "abuse", **more: Any) -> dict[str, Any]:
+    """A complaint of one recipient."""
+    said = {"complainedRecipients": [{"emailAddress": ADA}], **more}
+    return report("Complaint", "complaint", {**said, "complaintFeedbackType": kind})
+
+
+def delay(status: str = "4.4.1") -> dict[str, Any]:
+    """A delay, which event publishing alone has."""
+    one = {"emailAddress": ADA, "status": status, "diagnosticCode": f"smtp; 421 {status} later"}
+    said = {"delayType": "TransientCommunicationFailure", "delayedRecipients": [one]}
+    return report("DeliveryDelay", "deliveryDelay", said, key="eventType")
+
+
+GONE: Follows = ("bounced", "5.1.1", True, False)
+CASES: list[tuple[str, dict[str, Any], Follows]] = [
+    ("gone", bounce(), GONE),
+    ("gone, by event publishing", bounce(key="eventType"), GONE),
+    ("gone, in capitals", bounce(to=ADA.upper()), GONE),
+    ("general status", bounce(status="5.0.0", diagnostic="smtp; 550 5.1.1 no"), GONE),
+    ("policy", bounce(status="5.7.1"), ("bounced", "5.7.1", False, False)),
+    ("words of policy", bounce(diagnostic="smtp; 550 5.1.1 blocked by spamhaus"),
+     ("bounced", "5.1.1", False, False)),
+    ("full for good", bounce(status="5.2.2"), ("bounced", "5.2.2", False, True)),
+    ("no status", bounce(status=None, diagnostic=None), ("bounced", None, False, False)),
+    ("a status that is none", bounce(status="5.1.1x"), ("bounced", None, False, False)),
+    ("somebody else's", bounce(to="eve@other.example"), ("bounced", "5.1.1", False, False)),
+    ("suppressed by SES", bounce(sub="Suppressed"), ("bounced", "5.1.1", False, False)),
+    ("on the account's list", bounce(sub="OnAccountSuppressionList"),
+     ("bounced", "5.1.1", False, False)),
+    ("nobody named", report("Bounce", "bounce", {"bounceType": "Permanent",
+     "bouncedRecipients": []}), ("bounced", None, False, False)),
+    ("transient", bounce("Transient", "4.2.2"), ("delayed", "4.2.2", False, False)),
+    ("transient, full", bounce("Transient", "5.2.2", sub="MailboxFull"),
+     ("delayed", "5.2.2", False, False)),
+    ("transient, gone", bounce("Transient"), ("delayed", "5.1.1", False, False)),
+    ("undetermined", bounce("Undetermined"), None),
+    ("of a kind to come", bounce("Sideways"), None),
+    ("delay", delay(), ("delayed", "4.4.1", False, False)),
+    ("abuse", complaint(), ("complained", None, True, False)),
+    ("of no kind", complaint(None), ("complained", None, True, False)),
+    ("not spam", complaint("not-spam"), None),
+    ("virus", complaint("virus"), None),
+    ("never sent", complaint(None, complaintSubType="OnAccountSuppressionList"),
+     ("bounced", None, False, False)),
+    ("delivery", report("Delivery", "delivery", {"recipients": [ADA]}), None),
+    ("open", report("Open", "open", {}, key="eventType"), None),
+    ("test", {"notificationType": "AmazonSnsSubscriptionSucceeded"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "follows"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_each_report_has_what_follows_from_it(said: dict[str, Any], follows: Follows):
+    """The law of mail that comes back, whatever way it came."""
+    notice = read(json.dumps(said))
+    found = None if notice is None else finding(notice.report, ADA)
+    assert (found and (str(found.kind), found.enhanced, found.suppress, found.is_full)) == follows
+    assert notice is None or notice.path == PATH
+
+
+def test_of_several_recipients_ours_counts():
+    """That others are gone suppresses nobody; the path is that of one message."""
+    said = bounce(status="5.7.1")
+    said["bounce"]["bouncedRecipients"].append({"emailAddress": "eve@x.example", "status": "5.1.1"})
+    notice = read(json.dumps(said))
+    assert notice is not None
+    found = finding(notice.report, ADA)
+    assert found is not None
+    assert (found.enhanced, found.suppress) == ("5.7.1", False)
+
+
+def test_what_is_kept_is_text_that_can_be_stored():
+    """NUL, lone surrogates and lines become spaces, and a long text is cut."""
+    notice = read(json.dumps(bounce(diagnostic="a\0b\ud800c\r\nd" + "x" * 9000)))
+    assert notice is not None
+    (one,) = notice.report.recipients
+    assert one.diagnostic.startswith("a b c  dxx")
+    assert len(one.diagnostic) == 2000
+    assert notice.report.as_json().decode().isprintable()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"notificationType": "Bounce"},
+        {**bounce(), "bounce": []},
+        {**bounce(), "bounce": {"bouncedRecipients": []}},
+        {**bounce(), "bounce": {"bounceType": "Permanent"}},
+        {**bounce(), "bounce": {"bounceType": "Permanent", "bouncedRecipients": [ADA]}},
+        {**bounce(), "bounce": {"bounceType": 5, "bouncedRecipients": []}},
+        {**bounce(), "mail": None},
+        {**bounce(), "mail": {"source": 7}},
+        {**complaint(), "complaint": "abuse"},
+        {**complaint(), "complaint": {"complainedRecipients": [{}]}},
+        {**delay(), "deliveryDelay": None},
+    ],
+)
+def test_a_report_without_what_it_needs_is_malformed(said: dict[str, Any]):
+    """The sentence says what is missing."""
+    with pytest.raises(
+        MalformedReport, match=r"(mail|[bB]ounce|compl|deliveryDelay|[rR]ecipients)"
+    ):
+        read(json.dumps(said))
+
+
+@pytest.mark.parametrize("text", ["", "Successfully validated SNS topic", "[]", "7", "[" * 100_000])
+def test_what_is_no_report_is_left_alone(text: str):
+    """SES writes texts to topics, too; `notificationType` may be anything."""
+    assert read(text) is None
+    assert read(json.dumps({"notificationType": [text]})) is None
