@@ -17,6 +17,17 @@ What runs in the server beside the statement that is waited for has to be known:
 
 PostgreSQL's own clock and chance are shadowed (`shadows.sql`).  What only the server can time
 (deadlock_timeout, statement_timeout, lock_timeout) is off.
+
+A second server is made a standby of the first when a failover is to come (`attach`): a real copy,
+streamed to, and every commit waits for it.  Once it is cut off (`hold`) it has all that was written
+until then, to the byte, and nothing of what comes after; commits wait like those that wait for a
+lock, and only a cancellation ends that.  So which commits a promotion loses is no matter of luck.
+
+A disk fails in two ways.  It is full (`fill`): the server's file system has no room for another
+block, and the kernel says so to whoever needs one.  Or the log cannot be written (`fail_log`): the
+backend of whoever is to be hit may not write where the log is at, so it panics at its COMMIT, as it
+does when a write or fsync of the log fails, and the server is gone.  What it said of that is taken
+away (it names places in files that are no matter of the seed): its client sees a broken connection.
 """
 
 from __future__ import annotations
@@ -26,14 +37,16 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
 import select
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import termios
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,6 +58,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from simulation.network import Network
+from simulation.room import Room
 from simulation.world import EPOCH, NODE, Dead, World, host_of
 
 HOST = "db"
@@ -57,6 +71,8 @@ _LOOK = 2  # real ms; a statement that takes longer may be waiting for a lock
 _PEEK = 65_536  # bytes of an answer that are looked at
 _READY = b"Z\0\0\0\5"  # ReadyForQuery, but for the transaction's status, its last byte
 _NOTIFIES = b"application_name\0notified "
+_PANIC = b"VPANIC\0"  # of an ErrorResponse, its severity
+_LOG_AT, _LOG_UNTIL = 4 << 20, 12 << 20  # bytes of a segment of the log; no other file is as large
 _DIGITS = 16  # of microseconds since 1970
 _OVERHEAD = 11  # bytes of a NotificationResponse besides its two strings: type, length, pid, 2 NULs
 
@@ -68,9 +84,13 @@ class Stuck(RuntimeError):
 class Server:
     """A private server of the product's own binaries."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, own_room: bool = False) -> None:
         from relay.db.cluster import Cluster
 
+        if own_room:
+            directory.mkdir()
+        self.room = Room(directory) if own_room else None
+        """The file system that it has for itself."""
         self._cluster = Cluster(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock: mmap.mmap | None = None
@@ -84,19 +104,40 @@ class Server:
         path = self._cluster.data / "clock"
         path.write_bytes(b"0" * _DIGITS)
         path.chmod(0o644)
-        with path.open("r+b") as file:
+        self._open_clock()
+        # Nobody is waited for until a standby is there (`Database.attach`).
+        with (self._cluster.data / "postgresql.auto.conf").open("a") as file:
+            file.write("synchronous_commit = local\n")
+
+    def copy(self, other: Server) -> None:
+        """Make the cluster as a standby of another server, which runs."""
+        shutil.rmtree(self._cluster.data, ignore_errors=True)
+        command, how = self._cluster.command(
+            "pg_basebackup", "--dbname", other.dsn("postgres"), "--pgdata", str(self._cluster.data),
+            "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync",
+        )  # fmt: skip
+        done = subprocess.run(command, capture_output=True, check=False, **how)  # noqa: S603 - ours
+        if done.returncode:
+            raise Stuck(done.stderr.decode())
+        self._open_clock()
+
+    def _open_clock(self) -> None:
+        with (self._cluster.data / "clock").open("r+b") as file:
             self._clock = mmap.mmap(file.fileno(), _DIGITS)
 
     def set_clock(self, microseconds: int) -> None:
         """Set the clock that SQL sees (`shadows.sql`)."""
-        assert self._clock is not None
-        self._clock[:] = b"%0*d" % (_DIGITS, microseconds)
+        if self._clock is not None:
+            self._clock[:] = b"%0*d" % (_DIGITS, microseconds)
+
+    @property
+    def socket(self) -> str:
+        """The directory of its socket, which is its name among hosts."""
+        return self._cluster.socket
 
     def dsn(self, database: str) -> str:
         """Return how to connect."""
-        return make_conninfo(
-            "", host=self._cluster.socket, port=5432, user="relay", dbname=database
-        )
+        return dsn_of([self], database)
 
     def start(self) -> None:
         """Start the server and wait until it accepts connections."""
@@ -112,6 +153,9 @@ class Server:
             "max_wal_size": "256MB",
             # By the simulation's clock or not at all.
             "deadlock_timeout": "1h",
+            "wal_sender_timeout": "0",
+            "wal_receiver_timeout": "0",
+            "synchronous_standby_names": "*",
         }
         options = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
         command, how = self._cluster.command("postgres", "-D", str(self._cluster.data), *options)
@@ -130,6 +174,11 @@ class Server:
             if self._process.poll() is not None or time.monotonic() > until:
                 raise Stuck((self._cluster.directory / "log").read_text()[-2000:])
             time.sleep(0.005)
+
+    def hold_postmaster(self, *, held: bool) -> None:
+        """Have the first process, which starts others and ends them all when one fails, wait."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
 
     def stop(self, sign: signal.Signals = signal.SIGQUIT) -> None:
         """Stop the server and wait until all of its processes are gone; SIGKILL: all of them."""
@@ -156,6 +205,13 @@ class Server:
         self._process = None
 
 
+def dsn_of(servers: Sequence[Server], database: str) -> str:
+    """Return how to connect to whichever of these servers takes writes."""
+    hosts = ",".join(server.socket for server in servers)
+    ports = ",".join("5432" for _ in servers)
+    return make_conninfo("", host=hosts, port=ports, user="relay", dbname=database)
+
+
 def _recorded(data: Path) -> int:
     try:
         return int((data / "postmaster.pid").read_text().split("\n", 1)[0])
@@ -171,27 +227,106 @@ class _Listener:
         self.had = 0
 
 
-class Database:
-    """A database of one world, and the waiting for it."""
+class _Site:
+    """A server, and the simulation's own connections to it."""
 
-    def __init__(self, world: World, network: Network, server: Server, name: str) -> None:
-        self._world = world
-        self._network = network
-        self._rng = world.rng("database")
-        self._server = server
+    def __init__(self, server: Server, name: str) -> None:
+        self.server = server
         self.dsn = server.dsn(name)
-        self._name = name
+        self.down = True
+        """Whether nobody writes to it: it was killed, or is a standby."""
+        self.held = False
+        """Whether its standby is cut off: commits wait for what does not come."""
+        self.orphans: set[int] = set()
+        """Backends that may be at work although nobody waits for them."""
+        self.cancelled: set[int] = set()
+        """Backends that were told to end their statement."""
         self._observer: psycopg.Connection[Any] | None = None
         # Not the same: psycopg takes notifications out of a connection that it asks something on.
         self._asker: psycopg.Connection[Any] | None = None
+
+    def observe(self) -> None:
+        """Connect, and listen."""
+        from relay.db import channels
+
+        options = "-c search_path=pg_catalog -c synchronous_commit=off"
+        self._observer = psycopg.connect(self.dsn, autocommit=True, options=options)
+        self._asker = psycopg.connect(self.dsn, autocommit=True, options=options)
+        for channel in channels.ALL:
+            self._exec(b"LISTEN " + channel.encode())
+        self.down = False
+
+    def query(self, sql: str, params: Any = None) -> list[tuple[Any, ...]]:
+        """Ask the server something; the loop stands still."""
+        assert self._asker is not None
+        cursor = self._asker.execute(sql, params, prepare=False)
+        return [] if cursor.description is None else cursor.fetchall()
+
+    def waiting(self, pids: Sequence[int]) -> set[int]:
+        """Return those of the backends that wait for a lock, or for a standby that is away."""
+        rows = self.query(
+            "SELECT pid FROM unnest(%s) AS pid WHERE cardinality(pg_blocking_pids(pid)) > 0",
+            [list(pids)],
+        )
+        if self.held:
+            rows += self.query(
+                "SELECT pid FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event = 'SyncRep'",
+                [list(pids)],
+            )
+        return {pid for (pid,) in rows} - self.cancelled
+
+    def heard(self) -> int:
+        """Return the bytes of all notifications since the last time."""
+        self._exec(b"")
+        assert self._observer is not None
+        size = 0
+        while note := self._observer.pgconn.notifies():
+            size += _OVERHEAD + len(note.relname) + len(note.extra)
+        return size
+
+    def _exec(self, sql: bytes) -> None:
+        assert self._observer is not None
+        result = self._observer.pgconn.exec_(sql)
+        if result.status not in _GOOD:
+            raise Stuck(result.error_message.decode())
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.down = True
+        for conn in (self._observer, self._asker):
+            if conn is not None:
+                conn.close()
+        self._observer = self._asker = None
+
+
+class Database:
+    """A database of one world, and the waiting for it.
+
+    `servers`: one, or two that take turns as the primary.
+    """
+
+    def __init__(
+        self, world: World, network: Network, servers: Sequence[Server], name: str
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._rng = world.rng("database")
+        self._sites = {server.socket: _Site(server, name) for server in servers}
+        self._primary = next(iter(self._sites.values()))
+        self.dsn = dsn_of(servers, name)
+        self._name = name
         self._by_fileno: dict[int, Any] = {}
         self._owners: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._where: WeakKeyDictionary[Any, _Site] = WeakKeyDictionary()
         self._listeners: dict[int, _Listener] = {}
         self._blocked: dict[Any, trio.Event] = {}
-        self._orphans: set[int] = set()
         self._notifying: set[int] = set()  # descriptors whose transactions notify at their end
-        self._down = False
+        self._attached = 0
+        self.suffers = ""
+        """The fault of the server's own that is at work: one at a time."""
         self._awaited: dict[str, tuple[trio.Event, list[str]]] = {}
+        self._failing: dict[str, trio.Event] = {}  # actors, at whose next commit the log fails
+        self._doomed: Any = None  # the connection whose backend cannot write the log
         self._losing: dict[str, trio.Event] = {}  # actors, of whom an answer is to be lost
         self.latency = (0.0002, 0.002)
         self.statements = 0
@@ -200,14 +335,14 @@ class Database:
 
     def make(self) -> None:
         """Make the database, with the shadows in it."""
-        with psycopg.connect(self._server.dsn("postgres"), autocommit=True) as conn:
+        with psycopg.connect(self._primary.server.dsn("postgres"), autocommit=True) as conn:
             conn.execute(f"DROP DATABASE IF EXISTS {self._name} WITH (FORCE)")
             conn.execute(f"CREATE DATABASE {self._name}")
             conn.execute(f"ALTER DATABASE {self._name} SET search_path = sim, pg_catalog, public")
             conn.execute(f"ALTER DATABASE {self._name} SET sim.seed = '{self._world.seed}'")
-        with psycopg.connect(self.dsn, autocommit=True) as conn:
+        with psycopg.connect(self._primary.dsn, autocommit=True) as conn:
             conn.execute(Path(__file__).with_name("shadows.sql").read_text())
-        self.observe()
+        self._primary.observe()
         self.tick()
 
     def shadow_functions(self) -> None:
@@ -223,36 +358,14 @@ class Database:
                 elif key == "lock_timeout":
                     self.query(f"ALTER FUNCTION {signature} RESET lock_timeout")
 
-    # The observer
-
-    def observe(self) -> None:
-        """Connect the observer."""
-        from relay.db import channels
-
-        options = "-c search_path=pg_catalog -c synchronous_commit=off"
-        self._observer = psycopg.connect(self.dsn, autocommit=True, options=options)
-        self._asker = psycopg.connect(self.dsn, autocommit=True, options=options)
-        for channel in channels.ALL:
-            self._exec(b"LISTEN " + channel.encode())
-
     def query(self, sql: str, params: Any = None) -> list[tuple[Any, ...]]:
-        """Ask the server something on the simulation's own account; the loop stands still."""
-        assert self._asker is not None
-        cursor = self._asker.execute(sql, params, prepare=False)
-        return [] if cursor.description is None else cursor.fetchall()
+        """Ask the primary something on the simulation's own account; the loop stands still."""
+        return self._primary.query(sql, params)
 
     def tick(self) -> None:
-        """Set the server's clock."""
-        self._server.set_clock(int((EPOCH + self._world.now()) * 1_000_000))
-
-    def _exec(self, sql: bytes) -> None:
-        assert self._observer is not None
-        self._checked(self._observer.pgconn.exec_(sql))
-
-    @staticmethod
-    def _checked(result: Any) -> None:
-        if result.status not in _GOOD:
-            raise Stuck(result.error_message.decode())
+        """Set the servers' clock."""
+        for site in self._sites.values():
+            site.server.set_clock(int((EPOCH + self._world.now()) * 1_000_000))
 
     # What the product's connections wait by
 
@@ -263,9 +376,13 @@ class Database:
         pgconn = conn.pgconn
         if pgconn.status == pq.ConnStatus.OK:
             self._by_fileno[pgconn.socket] = conn
-            self._owners.setdefault(conn, NODE.get())
+            if conn not in self._owners:
+                self._owners[conn] = NODE.get()
+                self._where[conn] = self._sites[pgconn.host.decode()]
         self.tick()
         self._before_sending()
+        if self._failing and conn in self._where:
+            self._may_doom(conn)
 
     def _before_sending(self) -> None:
         """Look what listeners have not read: what comes on top of it is new."""
@@ -289,17 +406,19 @@ class Database:
             await self._wait_notified(fileno, conn)
             return
         self.statements += 1
-        pid = conn.pgconn.backend_pid if conn is not None else 0
-        if not self._answered(fileno, pid):
-            await self._wait_unlocked(fileno, conn, pid)
+        answered = self._answered(fileno, conn)
+        if conn is not None and conn is self._doomed:
+            self._meet_doom(fileno, conn, answered=answered)
+        if not answered:
+            await self._wait_unlocked(conn)
             self._world.whisper("db.unlocked", fd=fileno)
         self._world.whisper("db.answered", fd=fileno)
         self._settle_after(fileno)
         if self._losing and conn is not None:
-            self._may_lose(fileno, pid)
+            self._may_lose(fileno, conn)
         await self._be_late()
 
-    def _may_lose(self, fileno: int, pid: int) -> None:
+    def _may_lose(self, fileno: int, conn: Any) -> None:
         """Have the connection break in place of an answer, where one is to be lost: a transaction
         has ended, and whoever ended it does not hear how."""
         actor = structlog.contextvars.get_contextvars().get("actor")
@@ -311,7 +430,7 @@ class Database:
         _shut(fileno)
         while _take(fileno):
             pass
-        self._await_end([pid])
+        self._await_end(self._where[conn], [conn.pgconn.backend_pid])
 
     async def lose_answer(self, actor: str) -> None:
         """Lose the next answer to such an actor that says how a transaction ended."""
@@ -321,6 +440,66 @@ class Database:
         finally:
             if self._losing.get(actor) is event:
                 del self._losing[actor]
+
+    def _may_doom(self, conn: Any) -> None:
+        """Have the backend be unable to write the log, if its actor is to meet that now."""
+        actor = structlog.contextvars.get_contextvars().get("actor")
+        site = self._where[conn]
+        if actor not in self._failing or site is not self._primary or site.down:
+            return
+        ((at,),) = site.query(
+            "SELECT file_offset FROM pg_walfile_name_offset(pg_current_wal_insert_lsn())"
+        )
+        if at > _LOG_UNTIL:
+            site.query("SELECT pg_switch_wal()")
+            at = 0
+        if at < _LOG_AT:
+            site.query("SELECT pg_logical_emit_message(false, 'sim', repeat('-', %s))", [_LOG_AT])
+        self._doomed = conn
+        # It would end the others when one of them fails, and they would say so in their own time.
+        site.server.hold_postmaster(held=True)
+        self._limit(conn, _LOG_AT)
+
+    @staticmethod
+    def _limit(conn: Any, size: int) -> None:
+        pid = conn.pgconn.backend_pid
+        _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, most))
+
+    def _meet_doom(self, fileno: int, conn: Any, *, answered: bool) -> None:
+        """See whether the backend has met its end; the next statement may, if it has not."""
+        self._doomed = None
+        site = self._where[conn]
+        until = time.monotonic() + _PATIENCE
+        while answered:
+            data = _peek(fileno)
+            if _PANIC in data or not data:
+                break
+            if data[-6:-1] == _READY:
+                answered = False
+            elif time.monotonic() > until:
+                raise Stuck(f"backend {conn.pgconn.backend_pid} does not end its answer")
+        if not answered:
+            self._limit(conn, resource.RLIM_INFINITY)
+            site.server.hold_postmaster(held=False)
+            return
+        _await_hangup(fileno)
+        _shut(fileno)
+        while _take(fileno):
+            pass
+        self._crash(site)
+        actor = structlog.contextvars.get_contextvars()["actor"]
+        self._world.tell("db.log_failed", actor=actor)
+        self._failing.pop(actor).set()
+
+    async def fail_log(self, actor: str) -> None:
+        """Have the log fail at the next commit of such an actor; returns when the server is gone."""
+        event = self._failing.setdefault(actor, trio.Event())
+        try:
+            await event.wait()
+        finally:
+            if self._failing.get(actor) is event:
+                del self._failing[actor]
 
     async def _be_late(self) -> None:
         """Take the time that an answer takes to whoever's turn it is, if it can come at all."""
@@ -354,33 +533,42 @@ class Database:
         """Return what is ready once the rest of an answer, or the next one of the same call, is
         there; 0 where it waits for a lock."""
         conn = self._by_fileno[fileno]
-        if not self._answered(fileno, conn.pgconn.backend_pid):
+        if not self._answered(fileno, conn):
             return 0
         self._settle_after(fileno)
         self._before_sending()
         return wanted
 
-    def _answered(self, fileno: int, pid: int) -> bool:
-        """Whether the server has answered; if not, it waits for a lock."""
+    def cancelled(self, conn: Any) -> None:
+        """Told when a server was asked to end a statement: that one is answered for certain."""
+        if conn in self._where and conn.pgconn.status == pq.ConnStatus.OK:
+            self._where[conn].cancelled.add(conn.pgconn.backend_pid)
+
+    def _answered(self, fileno: int, conn: Any) -> bool:
+        """Whether the server has answered; if not, it waits for a lock, or for its standby."""
+        site = None if conn is None else self._where.get(conn)
+        pid = 0 if site is None else conn.pgconn.backend_pid
         until = time.monotonic() + _PATIENCE
         seen = 0
         while not _poll(fileno, _LOOK):
-            if pid and not self._down:
-                seen = (
-                    seen + 1 if self.query("SELECT FROM unnest(pg_blocking_pids(%s))", [pid]) else 0
-                )
+            if site is not None and pid and not site.down:
+                seen = seen + 1 if site.waiting([pid]) else 0
                 if seen > 1:  # twice: not a lock that is had for a moment
                     return False
             if time.monotonic() > until:
                 raise Stuck(f"backend {pid} neither answers nor waits for a lock")
+        if site is not None:
+            site.orphans.discard(pid)
+            site.cancelled.discard(pid)
         return True
 
-    async def _wait_unlocked(self, fileno: int, conn: Any, pid: int) -> None:
+    async def _wait_unlocked(self, conn: Any) -> None:
+        site, pid = self._where[conn], conn.pgconn.backend_pid
         event = self._blocked[conn] = trio.Event()
         try:
             await event.wait()
         except trio.Cancelled:
-            self._orphans.add(pid)  # its statement may go on in the server
+            site.orphans.add(pid)  # its statement may go on in the server
             raise
         finally:
             self._blocked.pop(conn, None)
@@ -392,38 +580,61 @@ class Database:
         data = _peek(fileno)
         if _NOTIFIES in data:
             self._notifying.add(fileno)
+        orphans = any(site.orphans for site in self._sites.values())
         if len(data) < _PEEK and data[-6:-1] == _READY:
             if data[-1:] != b"I":
-                if not self._orphans:
+                if not orphans:
                     return  # a transaction is under way
-            elif not (fileno in self._notifying or self._blocked or self._orphans):
+            elif not (fileno in self._notifying or self._blocked or orphans):
                 return
             else:
                 self._notifying.discard(fileno)
         self._settle()
 
     def _settle(self) -> None:
-        """Let everything in the server come to rest that is under way."""
-        if self._down:
-            return
-        for conn, event in list(self._blocked.items()):
-            pgconn = conn.pgconn
-            if pgconn.status != pq.ConnStatus.OK or self._answered(
-                pgconn.socket, pgconn.backend_pid
-            ):
-                del self._blocked[conn]
-                event.set()
-        self._wait_for_orphans()
-        self._exec(b"")
-        assert self._observer is not None
-        size = 0
-        while note := self._observer.pgconn.notifies():
-            size += _OVERHEAD + len(note.relname) + len(note.extra)
-        if size:
-            self._world.whisper("db.notified", size=size)
-            for fileno, listener in self._listeners.items():
-                self._await_bytes(fileno, listener.had + size)
-                self._world.whisper("db.sent", fd=fileno, had=listener.had, has=_unread(fileno))
+        """Let everything in the servers come to rest that is under way."""
+        self._look_at_blocked()
+        for site in self._sites.values():
+            if site.down:
+                continue
+            self._wait_for_orphans(site)
+            if size := site.heard():
+                self._world.whisper("db.notified", size=size)
+                for fileno, listener in self._listeners.items():
+                    if self._where.get(listener.conn) is site:
+                        self._await_bytes(fileno, listener.had + size)
+                        self._world.whisper(
+                            "db.sent", fd=fileno, had=listener.had, has=_unread(fileno)
+                        )
+
+    def _look_at_blocked(self) -> None:
+        """Wake those whose statements wait no more."""
+        until = time.monotonic() + _PATIENCE
+        woken, looked = set(), dict.fromkeys(self._blocked, 0)
+        while looked:
+            for conn in list(looked):
+                if conn.pgconn.status != pq.ConnStatus.OK or _poll(conn.pgconn.socket, 0):
+                    woken.add(conn)
+                    del looked[conn]
+            for site in self._sites.values():
+                pids = {c.pgconn.backend_pid: c for c in looked if self._where[c] is site}
+                if not pids:
+                    continue
+                waiting = site.waiting(list(pids))
+                for pid, conn in pids.items():
+                    looked[conn] = looked[conn] + 1 if pid in waiting else 0
+                    if looked[conn] > 1:
+                        del looked[conn]  # it goes on waiting
+            if looked:
+                time.sleep(_LOOK / 1000)
+                if time.monotonic() > until:
+                    raise Stuck("backends neither answer nor wait for a lock")
+        for conn in [each for each in self._blocked if each in woken]:
+            if conn.pgconn.status == pq.ConnStatus.OK:
+                site = self._where[conn]
+                site.orphans.discard(conn.pgconn.backend_pid)
+                site.cancelled.discard(conn.pgconn.backend_pid)
+            self._blocked.pop(conn).set()
 
     def _await_bytes(self, fileno: int, wanted: int) -> None:
         until = time.monotonic() + 1.0
@@ -437,79 +648,162 @@ class Database:
                 return  # it does not listen to all of it
             time.sleep(0.00005)
 
-    def _wait_for_orphans(self) -> None:
+    def _wait_for_orphans(self, site: _Site) -> None:
         until = time.monotonic() + _PATIENCE
-        while self._orphans:
-            rows = self.query(
-                "SELECT pid, cardinality(pg_blocking_pids(pid)) > 0 OR state <> 'active'"
-                " FROM pg_stat_activity WHERE pid = ANY(%s)",
-                [sorted(self._orphans)],
+        while site.orphans:
+            rows = site.query(
+                "SELECT pid, state <> 'active' FROM pg_stat_activity WHERE pid = ANY(%s)",
+                [sorted(site.orphans)],
             )
-            self._orphans &= {pid for pid, _ in rows}
-            if all(rests for _, rests in rows):
+            site.orphans &= {pid for pid, _ in rows}
+            busy = {pid for pid, rests in rows if not rests}
+            if not busy - site.waiting(sorted(busy)):
                 return
             if time.monotonic() > until:
-                raise Stuck(f"backends {self._orphans} do not come to rest")
+                raise Stuck(f"backends {site.orphans} do not come to rest")
 
     # Faults
 
     def sever(self, node: str) -> None:
         """End every connection of a node that was killed, as the kernel does."""
-        pids = []
+        ended: dict[_Site, list[int]] = {site: [] for site in self._sites.values()}
         for conn, owner in list(self._owners.items()):
             if owner == node and conn.pgconn.status == pq.ConnStatus.OK:
-                pids.append(conn.pgconn.backend_pid)
+                site = self._where[conn]
+                ended[site].append(conn.pgconn.backend_pid)
                 self._listeners.pop(conn.pgconn.socket, None)
                 self._by_fileno.pop(conn.pgconn.socket, None)
                 if conn in self._blocked:
-                    self._orphans.add(conn.pgconn.backend_pid)
+                    site.orphans.add(conn.pgconn.backend_pid)
                 _shut(conn.pgconn.socket)
-        self._await_end(pids)
+        for site, pids in ended.items():
+            self._await_end(site, pids)
         self._settle()
 
-    def _await_end(self, pids: list[int]) -> None:
+    def _await_end(self, site: _Site, pids: list[int]) -> None:
         """Let backends end whose connections have ended, but for those that wait for a lock."""
         until = time.monotonic() + _PATIENCE
-        while not self._down and self.query(
+        while not site.down and site.query(
             "SELECT FROM pg_stat_activity WHERE pid = ANY(%s) AND NOT pid = ANY(%s)",
-            [pids, sorted(self._orphans)],
+            [pids, sorted(site.orphans)],
         ):
             if time.monotonic() > until:
                 raise Stuck(f"backends {pids} do not end")
             time.sleep(0.001)
 
     def crash(self) -> None:
-        """Kill the server with all of its processes."""
-        self._down = True
-        self.close()
-        self._server.stop(signal.SIGKILL)
-        for conn in list(self._owners):
+        """Kill the primary with all of its processes."""
+        self._crash(self._primary)
+
+    def _crash(self, site: _Site) -> None:
+        site.close()
+        site.server.stop(signal.SIGKILL)
+        site.held = False
+        site.orphans.clear()
+        site.cancelled.clear()
+        there = [conn for conn in list(self._owners) if self._where[conn] is site]
+        for conn in there:
             if conn.pgconn.status == pq.ConnStatus.OK:
                 _await_hangup(conn.pgconn.socket)
-        for event in self._blocked.values():
-            event.set()
-        self._blocked.clear()
-        self._orphans.clear()
-        self._listeners.clear()
+        for conn in [each for each in self._blocked if self._where[each] is site]:
+            self._blocked.pop(conn).set()
+        for fileno, listener in list(self._listeners.items()):
+            if self._where[listener.conn] is site:
+                del self._listeners[fileno]
 
     def recover(self) -> None:
         """Start the server again; it has recovered when this returns."""
-        self._server.start()
-        self._down = False
-        self.observe()
+        self._primary.server.start()
+        self._primary.observe()
         self.tick()
+
+    def attach(self) -> None:
+        """Make the other server the standby of the primary; every commit waits for it from now."""
+        primary, other = self._primary, self._other()
+        other.server.copy(primary.server)
+        other.server.start()
+        self._attached += 1
+        primary.query("ALTER SYSTEM SET synchronous_commit = 'on'")
+        primary.query(f"ALTER SYSTEM SET sim.attached = '{self._attached}'")
+        primary.query("SELECT pg_reload_conf()")
+        self._await(
+            lambda: primary.query(
+                "SELECT FROM pg_stat_replication"
+                " WHERE sync_state = 'sync' AND current_setting('sim.attached', true) = %s",
+                [str(self._attached)],
+            ),
+            "the standby does not follow",
+        )
+
+    def hold(self) -> None:
+        """Cut the standby off: it has all that was written until now, and gets no more."""
+        self._primary.query("SET synchronous_commit = on")
+        self._primary.query("SELECT pg_logical_emit_message(true, 'sim', '')")
+        self._primary.query("SET synchronous_commit = off")
+        with psycopg.connect(self._other().dsn, autocommit=True) as standby:
+            standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+            standby.execute("SELECT pg_reload_conf()")
+            self._await(
+                lambda: not standby.execute("SELECT FROM pg_stat_wal_receiver").fetchall(),
+                "the standby still follows",
+            )
+        self._await(
+            lambda: not self._primary.query("SELECT FROM pg_stat_replication"),
+            "the standby is still followed",
+        )
+        self._primary.held = True
+
+    def promote(self) -> None:
+        """Make the standby the primary, whatever becomes of the old one."""
+        other = self._other()
+        with psycopg.connect(other.server.dsn("postgres"), autocommit=True) as standby:
+            standby.execute("SELECT pg_promote(true)")
+        other.observe()
+        self._primary = other
+        self.tick()
+
+    def fill(self) -> None:
+        """Leave the primary's disk no room but for its log."""
+        site = self._primary
+        assert site.server.room is not None
+        # A whole segment: how much of the last is left is no matter of the seed.
+        site.query("SET synchronous_commit = local")
+        site.query("SELECT pg_switch_wal()")
+        site.query("SELECT pg_logical_emit_message(true, 'sim', '')")
+        site.query("SET synchronous_commit = off")
+        site.server.room.take()
+
+    def empty(self) -> None:
+        """Let there be room again."""
+        assert self._primary.server.room is not None
+        self._primary.server.room.give_back()
+
+    def retire(self) -> None:
+        """Kill the primary that was left behind, if it lives."""
+        if not self._other().down:
+            self._crash(self._other())
+
+    def _other(self) -> _Site:
+        (other,) = (site for site in self._sites.values() if site is not self._primary)
+        return other
+
+    @staticmethod
+    def _await(condition: Callable[[], Any], why: str) -> None:
+        until = time.monotonic() + _PATIENCE
+        while not condition():
+            if time.monotonic() > until:
+                raise Stuck(why)
+            time.sleep(0.005)
 
     @property
     def is_down(self) -> bool:
-        """Whether it was killed and is not back."""
-        return self._down
+        """Whether the primary was killed and is not back."""
+        return self._primary.down
 
     def close(self) -> None:
-        """Disconnect the observer."""
-        for conn in (self._observer, self._asker):
-            if conn is not None:
-                conn.close()
-        self._observer = self._asker = None
+        """Disconnect the simulation's own connections."""
+        for site in self._sites.values():
+            site.close()
 
 
 def _poll(fileno: int, milliseconds: int) -> bool:
@@ -567,3 +861,13 @@ def waiting(database: Callable[[], Database], original: Wait) -> Wait:
         return await original(conn, *arguments, **options)
 
     return wait
+
+
+def cancelling(database: Callable[[], Database], original: Wait) -> Wait:
+    """Return `Connection.cancel_safe` as it is, after which the database is told."""
+
+    async def cancel_safe(conn: Any, **options: Any) -> None:
+        await original(conn, **options)
+        database().cancelled(conn)
+
+    return cancel_safe

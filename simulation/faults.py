@@ -1,7 +1,7 @@
 """Faults as data: when, which, whom, for how long.
 
 `plan` makes them of a seed, `Injector` does them.  A plan can be written down, cut down and played
-again (`simulation.shrink`).  What is not there yet: failover and disk.
+again (`simulation.shrink`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from simulation.node import Node
 from simulation.workload import Around
 from simulation.world import World
 
-KINDS = ("kill", "freeze", "partition", "cut", "database", "stall", "doubt", "clock", "peer")
+KINDS = (
+    "kill", "freeze", "partition", "cut", "database", "stall", "doubt", "clock", "peer",
+    "failover", "disk",
+)  # fmt: skip
 """What can be asked for."""
-PLANNED = ("failover", "disk")
-"""What `relay simulate` has names for, and cannot do yet."""
 
 _EVERY = 60.0  # busy seconds between two faults on average
 _IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
@@ -46,7 +47,19 @@ _LASTS = {
     "doubt": (0.0, 0.0),
     "clock": (5.0, 300.0),
     "peer": (5.0, 120.0),
+    "failover": (0.5, 30.0),  # until the standby is promoted; or the old primary lives beside it
+    "disk": (1.0, 100.0),  # until there is room again, or the server is started again
 }
+_SERVERS = {"database", "failover", "disk"}
+"""Those that are about PostgreSQL itself: one at a time."""
+_SELDOM = {"failover": 7200.0}
+"""Seconds in which there is at most one: each costs real seconds."""
+_AWAY = 45.0  # seconds at most for which a standby is away: beyond what a commit is waited for
+BESIDE = "beside"
+"""Of a failover: the old primary lives on beside the one that was promoted."""
+LOG = "log"
+"""Of a disk: what fails is a write of the log, at a commit of `whose`; else it is full."""
+_LOG_LASTS = 0.2  # as long, in proportion
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,8 @@ class Fault:
     other: str = ""
     lasts: float = 0.0
     size: float = 0.0
-    """Of a clock's step, in seconds; of a cut, the share of connections."""
+    """Of a clock's step, in seconds; of a cut, the share of connections; of a failover, the seconds
+    for which the standby is away before."""
     amid: float = 0.0
     """Seconds after the node, or any, is next spoken to (0: at once): most of the time there is
     nothing to break."""
@@ -74,13 +88,15 @@ def plan(
     rng: random.Random, kinds: Sequence[str], nodes: Sequence[str], began: float, ends: float
 ) -> list[Fault]:
     """Return faults between two instants, in order."""
-    faults = []
+    faults: list[Fault] = []
     at = began
     while kinds:
         at = after(at, rng.expovariate(1 / _EVERY))
         if at >= ends:
             break
         kind, node = rng.choice(list(kinds)), rng.choice(list(nodes))
+        if any(each.kind == kind and each.at > at - _SELDOM.get(kind, 0.0) for each in faults):
+            continue
         low, high = _LASTS[kind]
         lasts = round(low + (high - low) * rng.random() ** 2, 3)
         other, size = "", 0.0
@@ -90,12 +106,18 @@ def plan(
             size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
         elif kind == "cut":
             size = rng.choice((0.2, 1.0))
-        if kind in {"database", "stall", "doubt", "peer"}:
+        elif kind == "failover":
+            other = rng.choice(("", "", BESIDE))
+            size = round(rng.choice((0.0, 1.0)) * _AWAY * rng.random(), 3)
+        elif kind == "disk":
+            other = rng.choice(("", LOG))
+        if kind in {"database", "stall", "doubt", "peer", "failover", "disk"}:
             node = ""
         amid, whose, answers = 0.0, "", 0
-        if kind == "doubt":
+        if kind == "doubt" or other == LOG:
             whose = rng.choice(_ACTORS)
-        if kind in {"kill", "freeze", "partition", "cut", "database", "stall"}:
+            lasts = round(lasts * (_LOG_LASTS if other == LOG else 1.0), 3)
+        if kind in {"kill", "freeze", "partition", "cut", "database", "stall", "failover"}:
             how = rng.random()
             if how < 0.35:
                 whose = rng.choice(_SPEAKERS)
@@ -146,6 +168,17 @@ class Injector:
                 nursery.start_soon(self._do, fault)
 
     async def _do(self, fault: Fault) -> None:
+        if fault.kind not in _SERVERS:
+            await self._strike(fault)
+        elif not self._database.suffers:
+            self._database.suffers = fault.kind
+            if fault.kind == "failover":
+                self._database.attach()
+            if fault.other != LOG or await self._log_failed(fault.whose):
+                await self._strike(fault)
+            self._database.suffers = ""
+
+    async def _strike(self, fault: Fault) -> None:
         if fault.answers:
             with trio.move_on_after(_IDLE):
                 await self._around.wait_busy("", "")
@@ -157,8 +190,6 @@ class Injector:
             with trio.move_on_after(_IDLE):
                 await self._around.wait_busy(fault.node, fault.whose)
             await trio.sleep(fault.amid)
-        if fault.kind == "database" and self._database.is_down:
-            return
         began = self._world.now()
         trouble = Trouble(fault.kind, began, began + fault.lasts, fault.node, fault.other)
         self._history.troubles.append(trouble)
@@ -200,6 +231,34 @@ class Injector:
         self._database.crash()
         await trio.sleep(fault.lasts)
         self._database.recover()
+
+    async def _do_failover(self, fault: Fault) -> None:
+        if fault.size or fault.other:
+            self._database.hold()
+            await trio.sleep(fault.size)
+        if fault.other:
+            self._database.promote()
+            await trio.sleep(fault.lasts)
+            self._database.retire()
+        else:
+            self._database.crash()
+            await trio.sleep(fault.lasts)
+            self._database.promote()
+
+    async def _log_failed(self, actor: str) -> bool:
+        with trio.move_on_after(_IDLE):
+            await self._database.fail_log(actor)
+            return True
+        return False
+
+    async def _do_disk(self, fault: Fault) -> None:
+        if fault.other == LOG:
+            await trio.sleep(fault.lasts)
+            self._database.recover()
+        else:
+            self._database.fill()
+            await trio.sleep(fault.lasts)
+            self._database.empty()
 
     async def _do_stall(self, fault: Fault) -> None:
         for node in self._nodes:

@@ -100,7 +100,7 @@ def _spans(
     if trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
         yield second.at - _HELD, second.at
     # Who delivers it has it in hand while it waits for the database, as long as its lease lasts.
-    if trouble.kind in {"database", "stall"} and trouble.ended - trouble.began > _LEASE_AND_COMMIT:
+    if trouble.kind in {"database", "stall", "failover", "disk"} and trouble.ended - trouble.began > _LEASE_AND_COMMIT:
         yield first.at - 1.0, until
 
 

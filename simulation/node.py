@@ -109,7 +109,7 @@ class Node:
         pool = Pool(
             self._dsn,
             size=settings.database.pool_size,
-            hosts=Hosts(None),
+            hosts=Hosts(self._data / "timeline"),
             call_timeout=settings.database.call_timeout,
         )
         supervisor = Supervisor(

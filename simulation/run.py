@@ -18,7 +18,7 @@ import trio
 
 from simulation import freezing, judge, workload
 from simulation.database import Database, Server
-from simulation.faults import Fault, Injector, plan
+from simulation.faults import KINDS, Fault, Injector, plan
 from simulation.history import History
 from simulation.node import Node
 from simulation.seams import Seams
@@ -44,7 +44,7 @@ class Outcome:
 
 async def simulate(
     seams: Seams,
-    server: Server,
+    servers: Sequence[Server],
     directory: Path,
     *,
     seconds: float,
@@ -56,7 +56,7 @@ async def simulate(
     world, network = seams.world, seams.network
     history, frozen = History(), set[str]()
     freezing.install(frozen)
-    database = seams.database = Database(world, network, server, "relay")
+    database = seams.database = Database(world, network, servers, "relay")
     database.make()
     _log_into(world, str(directory))
 
@@ -172,19 +172,35 @@ def run(
     faults: Sequence[Fault] | None = None,
 ) -> Outcome:
     """Run a simulation in this process, in which `seams` are installed."""
-    server = Server(directory / "postgres")
+    room = "disk" in kinds
+    server = Server(directory / "postgres", own_room=room)
+    servers = [server]
+    if two_hosts(kinds, seams.world.seed):
+        servers.append(Server(directory / "postgres2", own_room=room))
+    elif faults is None:
+        kinds = [kind for kind in kinds if kind != "failover"]
     server.make()
     server.start()
     try:
         return trio.run(
             partial(
-                simulate, seams, server, directory,
+                simulate, seams, servers, directory,
                 seconds=seconds, nodes=nodes, kinds=kinds, faults=faults,
             ),
             clock=seams.world.clock,
         )  # fmt: skip
     finally:
-        server.stop()
+        for each in servers:
+            each.stop()
+
+
+def two_hosts(kinds: Sequence[str], seed: int) -> bool:
+    """Whether the database's URL names a second server, to which a failover may lead.
+
+    In most worlds with that fault; in one of four with all faults it names one, which is another
+    way through the product.
+    """
+    return "failover" in kinds and (len(kinds) < len(KINDS) or seed % 4 != 1)
 
 
 __all__ = ["Outcome", "run"]

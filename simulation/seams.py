@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from simulation.database import Database, waiting
+from simulation.database import Database, cancelling, waiting
 from simulation.day import HOUR
 from simulation.network import Network
 from simulation.world import World, inline
@@ -51,6 +51,8 @@ _SWEEPS = {
 times as rarely it does so in most worlds.  Every two to ten minutes then."""
 _RESTS = 12
 """So many times as rarely does a sender that has nothing to do look around, in these."""
+_LOOKS_AT_SERVERS = 20
+"""So many times as rarely does a relay look at the server in use, and at the other, in these."""
 _LOOKS = 10
 """So many times as rarely does a signer look for keys of which nobody told it, in these."""
 _NOT_RECORDED = 540.0
@@ -102,10 +104,12 @@ def sweep_rarely(world: World, seconds: float) -> None:
         function = attrgetter(path)(import_module(module))
         for argument, times in rarer.items():
             function.__kwdefaults__[argument] *= times
-    from actors import sender
+    from actors import postgres, sender
     from relay.history import History
     from relay.outbound import signer
 
+    postgres.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
+    postgres.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
     sender.LONG_REST *= _RESTS
     signer.LOOK_EVERY *= _LOOKS
     record = History.record
@@ -221,6 +225,9 @@ def _others(seams: Seams) -> None:
     from relay.db.connection import Connection
 
     Connection.wait = waiting(seams.there, Connection.wait)  # type: ignore[method-assign, assignment]
+    Connection.cancel_safe = cancelling(  # type: ignore[method-assign]
+        seams.there, Connection.cancel_safe
+    )
 
     from relay.mailboxes import parser, worker
 
