@@ -20,6 +20,8 @@ class Planted:
     """A part of what the judge says."""
     seed: int | None = 1
     days: str = "0.01"
+    faults: str = ""
+    """Those that are looked with, where most have nothing to do with it; "": all."""
 
 
 BUGS = (
@@ -595,5 +597,21 @@ BUGS = (
         "Phase.CONNECT: (_on,    _route, _route,   _route,   _route, _route,  _fail, _route)",
         "accepted, and in the end failed",
         seed=None,
+    ),
+    Planted(
+        "what a look shows counts as durable",
+        "relay/db/pool.py",
+        "                    await conn.execute(BARRIER)\n",
+        "                    pass\n",
+        "250 was said, and it is not there",
+        faults="failover",
+    ),
+    Planted(
+        "a full disk counts as the fault of the statement",
+        "relay/db/pool.py",
+        '_UNAVAILABLE = ("08", "53", "57", "58", "25006")',
+        '_UNAVAILABLE = ("08", "57", "58", "25006")',
+        "there are still",
+        faults="disk",
     ),
 )

@@ -34,8 +34,10 @@ def plant(bug: Planted, folder: Path) -> None:
 
 def found(bug: Planted, seed: int, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the simulation of a copy with the bug."""
+    faults = ["--faults", bug.faults] if bug.faults else []
+    options = ["--days", bug.days, "--nodes", NODES, *faults]
     return subprocess.run(
-        [sys.executable, "-m", "simulation", str(seed), "--days", bug.days, "--nodes", NODES],
+        [sys.executable, "-m", "simulation", str(seed), *options],
         cwd=folder,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
         capture_output=True,
