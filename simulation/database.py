@@ -493,7 +493,7 @@ class Database:
         self._failing.pop(actor).set()
 
     async def fail_log(self, actor: str) -> None:
-        """Have the log fail at the next commit of such an actor; returns when the server is gone."""
+        """Have the log fail at the next commit of such an actor, and wait until it has."""
         event = self._failing.setdefault(actor, trio.Event())
         try:
             await event.wait()

@@ -100,7 +100,10 @@ def _spans(
     if trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
         yield second.at - _HELD, second.at
     # Who delivers it has it in hand while it waits for the database, as long as its lease lasts.
-    if trouble.kind in {"database", "stall", "failover", "disk"} and trouble.ended - trouble.began > _LEASE_AND_COMMIT:
+    if (
+        trouble.kind in {"database", "stall", "failover", "disk"}
+        and trouble.ended - trouble.began > _LEASE_AND_COMMIT
+    ):
         yield first.at - 1.0, until
 
 
@@ -122,6 +125,8 @@ class History:
     """Blobs that their device acknowledged, by marker: when."""
     told: list[str] = field(default_factory=list)
     """Messages that somebody was told of, and said so."""
+    ids: dict[str, list[str]] = field(default_factory=dict)
+    """By marker: what the relay called it."""
     shown_late: list[str] = field(default_factory=list)
     """What was shown of a mailbox after its end."""
     troubles: list[Trouble] = field(default_factory=list)

@@ -60,6 +60,26 @@ def violations(database: Database, history: History, now: float) -> list[str]:
     ]
 
 
+def names(database: Database, history: History, what: str) -> set[str]:
+    """Return by what the trace names what a promise is about: its marker, its address, its id."""
+    if not what:
+        return set()
+    found = {what, *history.ids.get(what, ())}
+    rows = database.query(
+        """
+        SELECT m.id::text
+        FROM relay.messages m
+        WHERE position(convert_to('Subject: ' || %(what)s || E'\\r', 'UTF8') IN m.raw_email) > 0
+        UNION ALL
+        SELECT o.id::text
+        FROM relay.outbound_messages o
+        WHERE o.subject = %(what)s OR o.recipient = %(what)s
+        """,
+        {"what": what},
+    )
+    return found | {row[0] for row in rows}
+
+
 def is_open(database: Database, address: str) -> bool:
     """Whether a mailbox is marked as one that takes mail."""
     database.tick()

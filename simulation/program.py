@@ -18,11 +18,16 @@ import tempfile
 import traceback
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simulation import room, seams
 from simulation.faults import KINDS, Fault, read, written
 from simulation.network import Network
+from simulation.page import page
 from simulation.world import World
+
+if TYPE_CHECKING:
+    from simulation.run import Outcome
 
 _MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private directory in it
 _ROOM = 2 << 30  # bytes
@@ -38,7 +43,9 @@ def main() -> int:
     # It and its server take turns: on one core a turn passes from one to the other at once.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[options.seed % len(cores)]})
-    world = World(options.seed, options.trace)
+    directory = Path(tempfile.mkdtemp(prefix="relay-simulation-", dir=_place()))
+    trace = options.trace or directory / "trace"
+    world = World(options.seed, trace)
     place = seams.Seams(world, Network(world))
     seams.install(place)
     seams.sweep_rarely(world, options.days * 86_400)
@@ -56,7 +63,6 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    directory = Path(tempfile.mkdtemp(prefix="relay-simulation-", dir=_place()))
     try:
         outcome = run(
             place,
@@ -66,6 +72,9 @@ def main() -> int:
             kinds=options.faults,
             faults=options.plan,
         )
+        world.close()
+        if outcome.violations:
+            _show(outcome, options, trace)
     except BaseException:
         if asked:
             return 130
@@ -74,14 +83,6 @@ def main() -> int:
     finally:
         world.close()
         shutil.rmtree(directory, ignore_errors=True)
-    for sentence in outcome.violations:
-        print(f"broken: {sentence}")
-    if outcome.violations:
-        print(
-            f"again: relay simulate --seed {outcome.seed} --days {options.days} "
-            f"--nodes {options.nodes} --faults {','.join(options.faults)} "
-            f"--plan '{written(outcome.faults)}'"
-        )
     print(
         json.dumps(
             {
@@ -94,6 +95,17 @@ def main() -> int:
         )
     )
     return 1 if outcome.violations else 0
+
+
+def _show(outcome: Outcome, options: argparse.Namespace, trace: Path) -> None:
+    """Say what was broken, on one page, with what to run to see it again."""
+    print(page(outcome.violations, outcome.faults, trace, outcome.names))
+    command = (
+        f"{outcome.seed} --days {options.days} --nodes {options.nodes} "
+        f"--faults {','.join(options.faults)} --plan '{written(outcome.faults)}'"
+    )
+    print(f"\nagain: relay simulate --seed {command}")
+    print(f"with fewer faults: python -m simulation.shrink {command}\n")
 
 
 def _place() -> str | None:

@@ -21,6 +21,7 @@ from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, Injector, plan
 from simulation.history import History
 from simulation.node import Node
+from simulation.page import subject
 from simulation.seams import Seams
 from simulation.workload import Around
 from simulation.world import World
@@ -39,6 +40,8 @@ class Outcome:
     events: int = 0
     faults: list[Fault] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    """Of what the first violation is about: by what lines of the trace name it."""
     statements: int = 0
 
 
@@ -104,6 +107,8 @@ async def simulate(
         outcome.violations += judge.violations(database, history, world.now())
         for sentence in outcome.violations:
             world.tell("promise.broken", "judge", said=sentence)
+        if outcome.violations:
+            outcome.names = judge.names(database, history, subject(outcome.violations[0]))
         for node in living.values():
             node.kill()
         nursery.cancel_scope.cancel()

@@ -225,7 +225,7 @@ def _others(seams: Seams) -> None:
     from relay.db.connection import Connection
 
     Connection.wait = waiting(seams.there, Connection.wait)  # type: ignore[method-assign, assignment]
-    Connection.cancel_safe = cancelling(  # type: ignore[method-assign]
+    Connection.cancel_safe = cancelling(  # type: ignore[method-assign, assignment]
         seams.there, Connection.cancel_safe
     )
 

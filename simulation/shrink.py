@@ -1,8 +1,9 @@
 """Makes a plan that breaks a promise smaller: `python -m simulation.shrink SEED --plan …`.
 
 Leaves out ever smaller parts of the plan for as long as some promise is still broken (delta
-debugging), then says what is left.  Each try is a run of its own; the seed stays, so all but the
-faults is what it was, as far as the faults did not change it.
+debugging), then makes each fault that is left plainer and shorter, and shows the page of what is
+left.  Each try is a run of its own; the seed stays, so all but the faults is what it was, as far as
+the faults did not change it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from simulation.faults import Fault, read, written
+from simulation.faults import KINDS, Fault, read, written
 
 
 def shrink(faults: Sequence[Fault], breaks: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
@@ -31,26 +33,56 @@ def shrink(faults: Sequence[Fault], breaks: Callable[[Sequence[Fault]], bool]) -
     return left
 
 
+def simplify(faults: Sequence[Fault], breaks: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
+    """Return the same faults, each as plain and as short as still breaks a promise."""
+    left = list(faults)
+    for place in range(len(left)):
+        for simpler in _SIMPLER:
+            while (one := simpler(left[place])) != left[place]:
+                if not breaks([*left[:place], one, *left[place + 1 :]]):
+                    break
+                left[place] = one
+    return left
+
+
+_SIMPLER: tuple[Callable[[Fault], Fault], ...] = (
+    lambda fault: replace(fault, answers=0, amid=0.0, whose="") if fault.amid else fault,
+    lambda fault: replace(fault, size=0.0),
+    lambda fault: replace(fault, lasts=_half(fault.lasts)),
+    lambda fault: replace(fault, at=float(round(fault.at))),
+)
+
+
+def _half(seconds: float) -> float:
+    return float(round(seconds / 2)) if seconds > 1.0 else seconds
+
+
 def main() -> int:
     """Shrink, and say what is left."""
     parser = argparse.ArgumentParser(prog="python -m simulation.shrink")
     parser.add_argument("seed")
     parser.add_argument("--days", default=str(1 / 24))
     parser.add_argument("--nodes", default="3")
+    parser.add_argument("--faults", default=",".join(KINDS))
     parser.add_argument("--plan", type=read, required=True)
     options = parser.parse_args()
-    more = ["--days", options.days, "--nodes", options.nodes]
+    more = ["--days", options.days, "--nodes", options.nodes, "--faults", options.faults]
+    shown = ""
 
     def breaks(faults: Sequence[Fault]) -> bool:
+        nonlocal shown
         done = subprocess.run(  # noqa: S603 - ourselves
             [sys.executable, "-m", "simulation", options.seed, *more, "--plan", written(faults)],
-            capture_output=True, check=False,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
-        print(f"{len(faults)} faults: {'broken' if done.returncode == 1 else 'kept'}", flush=True)
-        return done.returncode == 1
+        broken = done.returncode == 1
+        print(f"{len(faults)} faults: {'broken' if broken else 'kept'}", flush=True)
+        if broken:
+            shown = done.stdout
+        return broken
 
-    left = shrink(options.plan, breaks)
-    print(f"relay simulate --seed {options.seed} {' '.join(more)} --plan '{written(left)}'")
+    simplify(shrink(options.plan, breaks), breaks)
+    print(f"\n{shown}" if shown else "no promise is broken")
     return 0
 
 

@@ -83,6 +83,8 @@ class _Talk:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self._buffer = bytearray()
+        self.last = ""
+        """The last line of the last reply."""
 
     async def line(self) -> bytes:
         while b"\n" not in self._buffer:
@@ -114,6 +116,7 @@ class _Talk:
         while True:
             line = await self.line()
             if line[3:4] != b"-":
+                self.last = line.decode(errors="replace")
                 return int(line[:3])
 
     async def say(self, data: bytes) -> None:
@@ -210,6 +213,7 @@ async def _hand_in(around: Around, rng: Any, mail: Mail) -> tuple[Answer, str]:
                 await talk.say(b".\r\n")
                 code = await talk.reply()
                 if code == 250:
+                    around.history.ids.setdefault(mail.marker, []).append(talk.last.split()[-1])
                     return Answer.KEPT, "dot 250"
                 # A commit whose answer was lost is 451, and may be there.
                 return (Answer.DOUBT if code < 500 else Answer.REFUSED), f"dot {code}"
@@ -293,17 +297,22 @@ async def program(around: Around, name: str, mean: float) -> None:
             "text": "It is on its way.",
             "priority": rng.choice(("high", "normal", "bulk")),
         }
-        answer = await _ask(around, host, "/api/v1/messages/send", body, 202)
+        answer = await _ask(around, host, "/api/v1/messages/send", body, 202, marker)
         around.history.sends[marker] = answer
         around.world.tell("send.answered", marker=marker, answer=answer)
 
 
-async def _ask(around: Around, host: str, path: str, body: Any, good: int) -> Answer:
+async def _ask(
+    around: Around, host: str, path: str, body: Any, good: int, marker: str = ""
+) -> Answer:
     try:
-        status, _ = await call(around, host, "POST", path, body)
+        status, made = await call(around, host, "POST", path, body)
     except HttpFailed:
         return Answer.DOUBT
     if status == good:
+        if marker and isinstance(made, dict):
+            ids = [one["id"] for one in (made, *made.get("messages", ())) if "id" in one]
+            around.history.ids.setdefault(marker, []).extend(map(str, ids))
         return Answer.KEPT
     # "Unavailable" may have been said of a commit whose answer was lost.
     return Answer.DOUBT if status >= 500 else Answer.REFUSED

@@ -604,6 +604,7 @@ BUGS = (
         "                    await conn.execute(BARRIER)\n",
         "                    pass\n",
         "250 was said, and it is not there",
+        seed=2,
         faults="failover",
     ),
     Planted(
@@ -611,7 +612,7 @@ BUGS = (
         "relay/db/pool.py",
         '_UNAVAILABLE = ("08", "53", "57", "58", "25006")',
         '_UNAVAILABLE = ("08", "57", "58", "25006")',
-        "there are still",
+        "without excuse",
         faults="disk",
     ),
 )

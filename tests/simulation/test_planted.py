@@ -37,6 +37,7 @@ def test_a_planted_bug_is_found(bug: Planted, tmp_path: Path) -> None:
         result = found(bug, seed, tmp_path)
         assert result.returncode in {0, 1}, result.stdout + result.stderr
         if bug.broken in result.stdout:
+            assert f"again: relay simulate --seed {seed} " in result.stdout
             return
     pytest.fail(f"not found within {WITHIN} seeds")
 
