@@ -148,6 +148,7 @@ from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import MalformedMessage
+from relay.outbound.mx.dane import DaneFirst, DanePolicies
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
 from relay.outbound.notified import Notified
@@ -523,7 +524,10 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     senders = Senders(partial(_unanswered, boxes.writer))
     posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
-    sts_policies = _sts_policies(settings, pool, resolver)
+    tls_policies = DaneFirst(
+        DanePolicies(resolver, port=settings.outbound.mx_port),
+        _sts_policies(settings, pool, resolver),
+    )
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
     password_checks = PasswordChecks()
@@ -609,7 +613,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 private_mx=outbound.private_mx,
                 mx_port=outbound.mx_port,
                 resolver=resolver,
-                policy=sts_policies,
+                policy=tls_policies,
             ),
             space=resources.space,
             right_of_way=right_of_way,

@@ -5,7 +5,8 @@ A check of a message (`relay.checks`) is a generator that yields a `Question` an
 as tests do.
 
 Promises: an answer tells apart what is not there (NXDOMAIN, no data), which is knowledge, from what
-nobody could find out (`FAILED`), which is none.
+nobody could find out (`FAILED`), which is none.  Whether it is `secure` is what the server says of
+it; whether that can be believed is another question (`Resolver.proof`).
 
 Pure.
 """
@@ -52,6 +53,10 @@ class Answer(NamedTuple):
     records: tuple[str, ...] = ()
     detail: str = ""
     """Why it failed."""
+    secure: bool = False
+    """Whether the server says that it has validated all of it (DNSSEC; the AD bit)."""
+    canonical: str = ""
+    """The name that the CNAMEs led to, in small letters; empty: there were none."""
 
     @property
     def is_void(self) -> bool:
@@ -73,6 +78,10 @@ Asking = Generator[Question, Answer, T]
 MAX_NAME = 253
 """Characters of a name, without the final dot."""
 MAX_LABEL = 63
+
+
+ROOT = ""
+"""The name of the root."""
 
 
 def is_name(name: str) -> bool:

@@ -14,6 +14,8 @@ Promises
 - What was answered is kept for its TTL, at most `MAX_TTL`, that there is nothing at most
   `MAX_NEGATIVE_TTL`, failures for `failed_ttl`, even if their asker has waited in vain; the cache
   holds `MAX_CACHED` answers of `MAX_CACHED_BYTES` each at most, the least recently used go first.
+- `proof` says whether what an answer says of itself (`Answer.secure`) can be believed: all servers
+  are on this host, with no network in between, and validate.
 - A server that left a try unanswered is silent for `silent_ttl`, or until it answers: it is asked
   after the others, once.  Where all are silent, a question costs one try of one server, in turn.
   None is passed over for good: a stranger can make a server silent about his own names.
@@ -39,8 +41,9 @@ import trio
 
 from relay.chance import randbelow
 from relay.dns import wire
-from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, Status, is_name
+from relay.dns.questions import NXDOMAIN, ROOT, Answer, Asking, Question, Status, is_name
 from relay.errors import TemporaryFailure
+from relay.ip import is_loopback
 from relay.net import open_tcp_stream, open_udp_socket
 
 MAX_TTL = 3600.0
@@ -66,6 +69,15 @@ class ResolverStatistics(NamedTuple):
     cached: int
     asked: int
     """Questions that servers were asked, each counted once."""
+
+
+class Proof(NamedTuple):
+    """Whether the servers validate what they answer (DNSSEC), with no network on its way."""
+
+    validates: bool | None
+    """None: no server said."""
+    why: str = ""
+    """Why not, as a clause."""
 
 
 class _Cached(NamedTuple):
@@ -168,6 +180,24 @@ class Resolver:
         if not found and failed:
             raise TemporaryFailure(f"the DNS gave no answer about {host}: {failed}")
         return found
+
+    async def proof(self) -> Proof:
+        """Find out whether the servers validate, each asked anew for what the root has signed."""
+        unheard = ""
+        for server in dict.fromkeys(self._servers or self._system_servers()):
+            if not is_loopback(server[0]):
+                return Proof(False, f"the DNS server {server[0]} is not on this host")
+            try:
+                with trio.fail_after(self._server_timeout):
+                    answer, _ = await _ask(server, Question(ROOT, "NS"))
+            except trio.TooSlowError:
+                unheard = f"the DNS server {server[0]} says nothing of the root"
+            except (OSError, _NoAnswer, wire.Malformed) as error:
+                unheard = f"the DNS server {server[0]} says nothing of the root: {error}"
+            else:
+                if not (answer.secure and answer.records):
+                    return Proof(False, f"the DNS server {server[0]} does not validate")
+        return Proof(None, unheard) if unheard else Proof(True)
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer, from the cache or a server."""

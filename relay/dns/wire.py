@@ -39,6 +39,7 @@ _SOA, _OPT, _IN = 6, 41, 1
 _NOERROR, _NXDOMAIN = 0, 3
 _RCODES = {1: "FORMERR", 2: "SERVFAIL", 4: "NOTIMP", 5: "REFUSED"}
 _RESPONSE, _OPCODE, _TRUNCATED, _RECURSION_DESIRED = 0x8000, 0x7800, 0x0200, 0x0100
+_AUTHENTIC = 0x0020  # in a query: the answer may have it (RFC 6840, 5.7)
 
 _HEADER = struct.Struct("!6H")  # id, flags, and how many: questions, answers, authority, additional
 _RECORD = struct.Struct("!HHIH")  # type, class, TTL, length of the data
@@ -70,15 +71,17 @@ class _Record(NamedTuple):
 
 def query(question: Question, id: int) -> bytes:
     """Return the bytes that ask; `id` is below 65536, and nobody can guess it."""
-    name = b"".join(
-        bytes((len(label),)) + label for label in question.name.encode("ascii").split(b".")
-    )
+    name = b"".join(bytes((len(label),)) + label for label in _labels(question.name))
     return (
-        _HEADER.pack(id, _RECURSION_DESIRED, 1, 0, 0, 1)
+        _HEADER.pack(id, _RECURSION_DESIRED | _AUTHENTIC, 1, 0, 0, 1)
         + name
         + struct.pack("!BHH", 0, _TYPES[question.type], _IN)
         + _EDNS
     )
+
+
+def _labels(name: str) -> _Labels:
+    return tuple(name.encode("ascii").split(b".")) if name else ()
 
 
 def read(asked: bytes, response: bytes, question: Question) -> Response:
@@ -108,7 +111,10 @@ def _read(asked: bytes, response: bytes, question: Question) -> Response:
         if record.ttl >> 24:  # the upper bits of the code
             error = f"RCODE {(record.ttl >> 24) << 4 | rcode}"
             return Response(False, error, Answer(Status.FAILED, detail=error), 0.0)
-    return _followed(reader, question, answers, authority, nxdomain=rcode == _NXDOMAIN)
+    said = _followed(reader, question, answers, authority, nxdomain=rcode == _NXDOMAIN)
+    if flags & _AUTHENTIC:
+        return said._replace(answer=said.answer._replace(secure=True))
+    return said
 
 
 _Section = dict[tuple[_Labels, int], list[_Record]]
@@ -119,7 +125,8 @@ def _followed(
 ) -> Response:
     """What the answer section says of the name, or of what it is another name for."""
     kind = _TYPES[question.type]
-    name = tuple(question.name.encode("ascii").lower().split(b"."))
+    name = _labels(question.name.lower())
+    canonical = ""
     ttls: list[int] = []
     for _ in range(MAX_ALIASES):
         if records := answers.get((name, kind)):
@@ -127,20 +134,22 @@ def _followed(
                 raise Malformed("an answer that makes no sense: records of a name that is not")
             ttls += [record.ttl for record in records]
             texts = dict.fromkeys(reader.text(question.type, record) for record in records)
-            return Response(False, "", Answer(Status.FOUND, tuple(texts)), _least(ttls))
+            found = Answer(Status.FOUND, tuple(texts), canonical=canonical)
+            return Response(False, "", found, _least(ttls))
         aliases = answers.get((name, _TYPES["CNAME"]))
         if not aliases:
             break
         ttls.append(aliases[0].ttl)
         name = tuple(label.lower() for label in reader.whole_name(aliases[0]))
+        canonical = _shown(name)
     else:
         raise Malformed("an answer that makes no sense: aliases without end")
-    status = Status.NXDOMAIN if nxdomain else Status.NO_DATA
+    void = Answer(Status.NXDOMAIN if nxdomain else Status.NO_DATA, canonical=canonical)
     for parent in range(len(name) + 1):
         if soa := authority.get((name[parent:], _SOA)):
             (least,) = struct.unpack_from("!I", reader.wire, soa[0].end - 4)
-            return Response(False, "", Answer(status), _least([*ttls, soa[0].ttl, least]))
-    return Response(False, "", Answer(status), min(NO_SOA_TTL, _least(ttls)))
+            return Response(False, "", void, _least([*ttls, soa[0].ttl, least]))
+    return Response(False, "", void, min(NO_SOA_TTL, _least(ttls)))
 
 
 def _least(ttls: list[int]) -> float:

@@ -29,8 +29,20 @@ class DnsServer:
     """
 
     def __init__(
-        self, zone: Mapping[tuple[str, str], Sequence[str]], *, ttl: int = 60, negative: int = 60
+        self,
+        zone: Mapping[tuple[str, str], Sequence[str]],
+        *,
+        ttl: int = 60,
+        negative: int = 60,
+        signed: Sequence[str] = (),
     ) -> None:
+        """`signed`: under which names it claims to have validated what it answers (AD); an empty
+        one is the root itself."""
+        self.signed = tuple(signed)
+        self.failing: set[tuple[str, str]] = set()
+        """What it answers SERVFAIL to."""
+        self.silent: set[tuple[str, str]] = set()
+        """What it does not answer."""
         self.zone = zone
         self.ttl = ttl
         self.negative = negative
@@ -74,7 +86,8 @@ class DnsServer:
         self.most_held = max(self.most_held, self.held)
         await self.gate.wait()
         self.held -= 1
-        if name.startswith("silent."):
+        kind = dns.rdatatype.to_text(query.question[0].rdtype)
+        if name.startswith("silent.") or (name.removesuffix("."), kind) in self.silent:
             return
         response = self._response(query)
         if name.startswith("noise."):
@@ -119,12 +132,29 @@ class DnsServer:
         response = dns.message.make_response(query)
         asked = query.question[0]
         kind = dns.rdatatype.to_text(asked.rdtype)
-        name = asked.name.to_text().lower().removesuffix(".")
+        name = asked.name.to_text().lower().removesuffix(".")  # the root's: empty
         if name.startswith(("servfail.", "_mta-sts.servfail.", "refused.")):
             rcode = dns.rcode.REFUSED if name.startswith("refused.") else dns.rcode.SERVFAIL
             response.set_rcode(rcode)
             return response
+        if (name, kind) in self.failing:
+            response.set_rcode(dns.rcode.SERVFAIL)
+            return response
+        passed: list[str] = []
+        try:
+            return self._found(response, name, kind, passed)
+        finally:
+            if passed and all(self._is_signed(each) for each in passed):
+                response.flags |= dns.flags.AD
+
+    def _is_signed(self, name: str) -> bool:
+        return any(name == zone or (zone and name.endswith("." + zone)) for zone in self.signed)
+
+    def _found(
+        self, response: dns.message.Message, name: str, kind: str, passed: list[str]
+    ) -> dns.message.Message:
         for _ in range(20):
+            passed.append(name)
             if records := self.zone.get((name, kind)):
                 response.answer.append(self._rrset(name, kind, records))
                 return response
@@ -139,4 +169,6 @@ class DnsServer:
         return response
 
     def _rrset(self, name: str, kind: str, records: Sequence[str]) -> dns.rrset.RRset:
-        return dns.rrset.from_text_list(f"{name}.", self.ttl, "IN", kind, list(records))
+        return dns.rrset.from_text_list(
+            f"{name}." if name else ".", self.ttl, "IN", kind, list(records)
+        )

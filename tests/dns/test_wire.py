@@ -52,14 +52,17 @@ def _add(section: list[dns.rrset.RRset], name: str, ttl: int, record: tuple[str,
     soa=st.none() | st.tuples(NAME, st.integers(0, 900), st.integers(0, 900)),
     rcode=st.sampled_from((0, 0, 0, 3, 2, 5, 16)),
     id=st.integers(0, 65535),
+    secure=st.booleans(),
 )
-@example("a.example", "A", [("a.example", 9, ("CNAME", "a.example."))], None, 0, 0)
-def test_as_dnspython_reads_it(name, type, answers, soa, rcode, id):
+@example("a.example", "A", [("a.example", 9, ("CNAME", "a.example."))], None, 0, 0, False)
+def test_as_dnspython_reads_it(name, type, answers, soa, rcode, id, secure):
     """The same records, the same status, the same TTL, or both make no sense of it."""
     question = Question(name.lower(), type)
     asked = query(question, id)
     response = _response(asked)
     response.set_rcode(rcode)
+    if secure:
+        response.flags |= dns.flags.AD
     for each in answers:
         _add(response.answer, *each)
     if soa is not None:
@@ -72,7 +75,7 @@ def test_as_dnspython_reads_it(name, type, answers, soa, rcode, id):
         assert theirs is None
         return
     if rcode not in {0, 3}:
-        assert ours.answer.status is Status.FAILED
+        assert (ours.answer.status, ours.answer.secure) == (Status.FAILED, False)
         assert ours.error == dns.rcode.to_text(rcode).replace("BADVERS", "RCODE 16")
         return
     assert theirs is not None
@@ -87,15 +90,22 @@ def _as_dnspython(wire: bytes) -> tuple[Answer, float] | None:
         chain = message.resolve_chaining()
     except dns.exception.DNSException:
         return None
+    led_to = chain.canonical_name.to_text(omit_final_dot=True).lower()
+    said = Answer(
+        Status.FOUND,
+        secure=bool(message.flags & dns.flags.AD),
+        canonical=led_to if chain.cnames else "",
+    )
     if chain.answer is None:
         status = Status.NXDOMAIN if message.rcode() == dns.rcode.NXDOMAIN else Status.NO_DATA
         has_soa = any(
             found.rdtype == dns.rdatatype.SOA and chain.canonical_name.is_subdomain(found.name)
             for found in message.authority
         )
-        return Answer(status), float(min(chain.minimum_ttl, 1 << 31 if has_soa else NO_SOA_TTL))
+        said = said._replace(status=status)
+        return said, float(min(chain.minimum_ttl, 1 << 31 if has_soa else NO_SOA_TTL))
     records = tuple(_text(rdata) for rdata in chain.answer)
-    return Answer(Status.FOUND, records), float(chain.minimum_ttl)
+    return said._replace(records=records), float(chain.minimum_ttl)
 
 
 def _text(rdata: dns.rdata.Rdata) -> str:
@@ -110,10 +120,10 @@ ASKED = query(QUESTION, 258)
 
 
 def test_a_query():
-    """It asks one question, wants recursion, and says how much fits."""
+    """It asks one question, wants recursion and what was validated, and says how much fits."""
     message = dns.message.from_wire(query(Question("foo:bar/b z.example", "TXT"), 7))
     assert message.id == 7
-    assert message.flags == dns.flags.RD
+    assert message.flags == dns.flags.RD | dns.flags.AD
     assert message.opcode() == dns.opcode.QUERY
     assert (message.edns, message.payload) == (0, PAYLOAD)
     (question,) = message.question

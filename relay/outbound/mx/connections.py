@@ -45,6 +45,9 @@ MOST_TRIED = 5
 SHUN = 60.0
 """Seconds for which an exchanger that failed is tried last."""
 
+UNSECURED = "4.7.5"
+"""The enhanced status code where TLS is not as a policy asks (RFC 3463, 3.8)."""
+
 CONNECT = 15.0
 """Seconds to connect to one exchanger, all its addresses together: there may be another."""
 
@@ -114,7 +117,8 @@ class SiteConnections(Connections):
                 UNMET.labels("enforce", "tls").inc()
                 if policy.why:
                     text = f"{outcome.text}; {policy.why} allows no mail to it"
-                    outcome = outcome._replace(text=text)
+                    enhanced = outcome.enhanced or (None if outcome.code else UNSECURED)
+                    outcome = outcome._replace(text=text, enhanced=enhanced)
                 raise OpenFailed(outcome, error.peer) from error
         try:
             return await Connection.open(
@@ -136,5 +140,7 @@ class SiteConnections(Connections):
         verifier = policy.verifier
         context = self._any_certificate if verifier is None else verifier.context()
         accepts = None if verifier is None else verifier.accepts
-        route = replace(route, tls=TlsMode.STARTTLS, accepts=accepts)
+        route = replace(
+            route, tls=TlsMode.STARTTLS, accepts=accepts, server_name=policy.server_name
+        )
         return await Connection.open(route, self.deadlines, context=context, deadline=ends)

@@ -82,6 +82,8 @@ class TlsPolicy:
     """Where it must be `VERIFIED`, or is `TESTED`."""
     why: str = field(default="", compare=False)
     """By which policy, for whoever reads why mail is deferred: `MTA-STS`, `DANE`."""
+    server_name: str | None = None
+    """The name in SNI, where it is not the exchanger's."""
 
     def __post_init__(self) -> None:
         """Refuse what nothing could be verified by."""

@@ -334,13 +334,13 @@ async def test_enforce_is_enforced(pool, authority, tmp_path):
             assert row[:2] == ("sent", 1)
         assert len(w.sinks["2"].received) == len(sent)
         assert all(session.secured for session in w.sinks["2"].sessions)
-        no_cert = "the peer's certificate is not accepted: "
+        no_cert = "4.7.5 the peer's certificate is not accepted: "
         told = {
             "stranger.example": "4.7.5 MTA-STS allows none of the domain's exchangers",
             "deep.example": "4.7.5 MTA-STS allows none of the domain's exchangers",
             "name.example": no_cert + "Hostname mismatch, certificate is not valid for "
             "'mx3.example'.; MTA-STS allows no mail to it",
-            "clear.example": "the peer offers no STARTTLS; MTA-STS allows no mail to it",
+            "clear.example": "4.7.5 the peer offers no STARTTLS; MTA-STS allows no mail to it",
             "old.example": no_cert + "certificate has expired; MTA-STS allows no mail to it",
             "offers.example": "454 4.7.0 not now; MTA-STS allows no mail to it",
             "unknown.example": no_cert

@@ -1,0 +1,246 @@
+"""DANE (RFC 7672): the certificates of mail exchangers are held against what the DNS has signed.
+
+It is used only where the DNS can be believed: all servers that are asked are on this host, and have
+proved that they validate (`Resolver.proof`).  What follows for an exchanger, for a domain:
+
+| the DNS says                                         | then                                      |
+|------------------------------------------------------|-------------------------------------------|
+| the domain's MX, or that it has none, is not signed  | no DANE: other policies decide            |
+| the exchanger's addresses are not signed             | no DANE; but see CNAME                    |
+| no TLSA, and that is signed; or TLSA is not signed   | no DANE                                   |
+| TLSA that can be used                                | TLS with a certificate that matches, or   |
+|                                                      | the next exchanger                        |
+| TLSA, none of which can be used                      | TLS, whatever the certificate is, or the  |
+|                                                      | next exchanger                            |
+| SERVFAIL (a broken signature, too), or nothing in    | is not connected to for now: it could be  |
+| time                                                 | an attack that hides the records          |
+
+The records are those of `_PORT._tcp.` and the TLSA base domain (2.2.3), which is the name in SNI,
+too.  That is the exchanger's name, never the mail's domain.  Where the name is an alias it is the
+name that it leads to, if all of that is signed and it has records; else the alias itself, if that
+is signed.
+
+An authority's certificate (usage 2) must besides be for the base domain or the mail's domain.
+
+Promises
+- DANE goes before other policies (`DaneFirst`): they are asked about those exchangers only for
+  which it says nothing.
+- Each look has `TLSA` seconds, and at most `AT_ONCE` questions are under way: a domain whose DNS
+  says nothing has its own mail wait, and takes no other's turn.
+- Mail of domains shares a connection where the records are the same, but with usage 2, where the
+  domain's name may count.
+- While no server says anything of the root, what was proved last holds.
+
+Fails with `PolicyUnavailable`, where no exchanger is left because of a failure of the DNS.
+"""
+
+from __future__ import annotations
+
+import _ssl
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import trio
+from prometheus_client import Counter, Gauge
+
+from relay.chance import utc_now
+from relay.dns.questions import Answer, Question, RecordType, Status, is_name
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.mx.exchangers import FAMILIES, Exchanger
+from relay.outbound.mx.policy import NoPolicy, Policy, PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.mx.tlsa import TRUST_ANCHOR, Tlsa, mismatch, usable
+
+if TYPE_CHECKING:
+    from relay.dns.resolver import Resolver  # loaded when it is first needed
+
+log = get_logger()
+
+NAME = "DANE"
+"""What people are told it is that asks for TLS."""
+
+TLSA = 10.0
+"""Seconds to find out about the exchangers of a domain."""
+AT_ONCE = 32
+"""Questions about TLSA that are under way: half of what a resolver has places for."""
+PROVED = 3600.0
+UNPROVED = 60.0
+"""Seconds for which it holds that the servers validate, or not."""
+
+_LOOKUPS = Counter(
+    "relay_outbound_dane_lookups",
+    "Exchangers of signed domains that were looked at for TLSA records: found, unusable (none of "
+    "them can be used), none, or failed (the DNS did not say).",
+    ["outcome"],
+    registry=registry,
+)
+_ON = Gauge(
+    "relay_outbound_dane",
+    "Whether the DNS servers have proved that they validate, without which there is no DANE.",
+    registry=registry,
+)
+
+
+@cache
+def _any_certificate() -> ssl.SSLContext:
+    """What shakes hands with anybody: what is shown is looked at afterwards."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Verifies an exchanger's certificate against TLSA records."""
+
+    records: tuple[Tlsa, ...]
+    names: tuple[str, ...]
+    """Of which the certificate must have one, where an authority is what matches; else none."""
+
+    def context(self) -> ssl.SSLContext:
+        """Nothing is verified in the handshake."""
+        return _any_certificate()
+
+    def accepts(self, session: ssl.SSLObject) -> str | None:
+        """Look at the certificates that were shown."""
+        wrong = mismatch(self.records, chain_of(session), self.names, utc_now())
+        return None if wrong is None else wrong.text
+
+
+def chain_of(session: ssl.SSLObject) -> list[bytes]:
+    """The certificates that a server has shown (DER), its own first."""
+    if hasattr(session, "get_unverified_chain"):  # Python 3.13
+        return list(session.get_unverified_chain())
+    # The module that ssl is made of has it since Python 3.10, and ssl itself says nothing of it.
+    inner: Any = vars(session)["_sslobj"]
+    return [one.public_bytes(_ssl.ENCODING_DER) for one in inner.get_unverified_chain() or ()]
+
+
+class DanePolicies:
+    """What the DNS has signed of exchangers; one for all who deliver."""
+
+    def __init__(self, resolver: Callable[[], Resolver], *, port: int = 25) -> None:
+        """`port` of exchangers."""
+        self._resolver = resolver
+        self._port = port
+        self._on = False
+        self._asked_again_at = 0.0
+        self._turn = trio.Lock()
+        self._places = trio.CapacityLimiter(AT_ONCE)
+
+    async def is_on(self) -> bool:
+        """Whether the DNS can be believed; asked for when it is not known, once for all."""
+        if trio.current_time() >= self._asked_again_at:
+            async with self._turn:
+                if trio.current_time() >= self._asked_again_at:
+                    await self._prove()
+        return self._on
+
+    async def _prove(self) -> None:
+        proof = await self._resolver().proof()
+        first = not self._asked_again_at
+        self._asked_again_at = trio.current_time() + (PROVED if proof.validates else UNPROVED)
+        if proof.validates is None and self._on:
+            return  # nothing was said, and so nothing else
+        was, self._on = self._on, bool(proof.validates)
+        _ON.set(self._on)
+        if self._on and (first or not was):
+            log.info("outbound.dane_on")
+        elif not self._on and (first or was):
+            log.warning("outbound.dane_off", reason=proof.why)
+
+    async def policy_for(
+        self, domain: str, exchangers: Sequence[Exchanger]
+    ) -> Mapping[str, TlsPolicy]:
+        """How each exchanger is spoken to for a domain (A-labels).  Raises `PolicyUnavailable`."""
+        if not await self.is_on():
+            return {}
+        found: dict[str, TlsPolicy] = {}
+        unknown = {one.name: "no answer in time" for one in exchangers}
+        with trio.move_on_after(TLSA):
+            # It was asked a moment ago, so this is in memory: what is new is whether it is secure.
+            answer = await self._ask(domain, "MX")
+            if not answer.secure and answer.status is not Status.FAILED:
+                return {}
+            wanted = (domain, answer.canonical or domain)
+            async with trio.open_nursery() as nursery:
+                for one in exchangers:
+                    nursery.start_soon(self._look, one.name, wanted, found, unknown)
+        for host, why in unknown.items():
+            _LOOKUPS.labels("failed").inc()
+            log.info("outbound.dane_unknown", host=host, reason=why)
+            found[host] = TlsPolicy(Security.REFUSED, why=NAME)
+        if len(unknown) == len(exchangers):
+            host, why = next(iter(unknown.items()))
+            raise PolicyUnavailable(f"the TLSA records of {host} are not known: {why}")
+        return found
+
+    async def _look(
+        self,
+        host: str,
+        wanted: Sequence[str],
+        found: dict[str, TlsPolicy],
+        unknown: dict[str, str],
+    ) -> None:
+        """Find out about an exchanger, which is `unknown` until then."""
+        for base in await self._bases(host):
+            answer = await self._ask(f"_{self._port}._tcp.{base}", "TLSA")
+            if answer.status is Status.FAILED:
+                unknown[host] = answer.detail
+                return
+            if answer.secure and answer.records:
+                found[host] = _policy(base, answer.records, wanted)
+                used = found[host].security is Security.VERIFIED
+                _LOOKUPS.labels("found" if used else "unusable").inc()
+                if not used:
+                    log.info("outbound.dane_unusable", host=host)
+                break
+        else:
+            _LOOKUPS.labels("none").inc()
+        del unknown[host]
+
+    async def _bases(self, host: str) -> list[str]:
+        """The TLSA base domains of an exchanger, the best first; none: it is not signed."""
+        answers = [await self._ask(host, family) for family in FAMILIES]
+        canonical = next((one.canonical for one in answers if one.canonical), "")
+        if all(one.secure or one.status is Status.FAILED for one in answers):
+            return [*([canonical] if is_name(canonical) else []), host]
+        if canonical and (await self._ask(host, "CNAME")).secure:
+            return [host]
+        return []
+
+    async def _ask(self, name: str, kind: RecordType) -> Answer:
+        async with self._places:
+            return await self._resolver().ask(Question(name, kind))
+
+
+def _policy(base: str, texts: Collection[str], wanted: Sequence[str]) -> TlsPolicy:
+    """What follows from TLSA records; `wanted`: the names of the mail's domain."""
+    records = usable(texts)
+    if not records:
+        return TlsPolicy(Security.ENCRYPTED, why=NAME, server_name=base)
+    by_name = any(record.usage == TRUST_ANCHOR for record in records)
+    names = tuple(dict.fromkeys((base, *wanted))) if by_name else ()
+    return TlsPolicy(Security.VERIFIED, Matching(records, names), why=NAME, server_name=base)
+
+
+class DaneFirst:
+    """DANE, and another policy where that says nothing (RFC 8461, 2)."""
+
+    def __init__(self, dane: DanePolicies, other: Policy | None = None) -> None:
+        """`other`: None for none."""
+        self._dane = dane
+        self._other = other or NoPolicy()
+
+    async def policy_for(
+        self, domain: str, exchangers: Sequence[Exchanger]
+    ) -> Mapping[str, TlsPolicy]:
+        """How each exchanger is spoken to for a domain (A-labels).  Raises `PolicyUnavailable`."""
+        found = await self._dane.policy_for(domain, exchangers)
+        rest = [one for one in exchangers if one.name not in found]
+        return {**(await self._other.policy_for(domain, rest) if rest else {}), **found}
