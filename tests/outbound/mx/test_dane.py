@@ -165,7 +165,7 @@ async def test_a_look_up_ends_in_time(virtual: MockClock):
         async def proof(self) -> Proof:
             return Proof(True)
 
-        async def ask(self, question):  # type: ignore[override]
+        async def ask(self, question):
             await trio.sleep_forever()
 
     virtual.autojump_threshold = 0
