@@ -52,6 +52,10 @@ _COUNTED = {
         ("relay_outbound_outcomes", "cause", "refused"),
         ("relay_returns", "outcome", "bounced"),
     ),
+    "submitted": (("relay_submission_messages", "outcome", "accepted"),),
+    "posted": (("relay_http_messages", "became", "queued"),),
+    "put": (("relay_http_messages", "became", "stored"),),
+    "looped": (("relay_loop_messages", "", ""),),
     "notified": (("relay_sns_posts", "outcome", "stored"),),
     "told": (("relay_webhook_posts", "outcome", "delivered"),),
 }

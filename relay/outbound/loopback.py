@@ -17,6 +17,7 @@ from uuid import UUID
 
 import psycopg
 import trio
+from prometheus_client import Counter
 
 from relay.accepted import Accepted
 from relay.addresses import canonical
@@ -24,10 +25,14 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.jitter import jittered
 from relay.mailboxes.accept import stored_among
+from relay.metrics import registry
 from relay.smtp.client import Mail, Outcome, Phase, Verdict
 from relay.storage import AMPLE, REFUSED, Space
 
 _WHEN_SHORT = 0.25  # retry units, after which it is tried again while the disk is nearly full
+LOOPED = Counter(
+    "relay_loop_messages", "Messages delivered into the relay's own mailboxes.", registry=registry
+)
 _NO_SPACE = REFUSED.labels("delivery")
 
 
@@ -84,6 +89,7 @@ class Loopback:
             if stored is None:
                 return _not_now("whether it is stored is not known")
             if stored:
+                LOOPED.inc()
                 return _said(Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "stored")
             if address in accepted.full:
                 return _said(Verdict.DEFERRED, Phase.RCPT, 452, "4.2.2", "the mailbox is full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+import psycopg
 import pytest
 from playwright.sync_api import Page, Route, expect
 
@@ -263,6 +264,30 @@ def test_the_page_outlives_its_relay(own: RelayProcess, browse: Browse) -> None:
         expect(theirs.get_by_role("heading", level=1)).to_have_text("Sign in")
         assert visit.errors == []
         assert other.errors == []
+
+
+def test_charts_outlive_a_restart(own: RelayProcess, browse: Browse) -> None:
+    """What one run of the relay received, the next one draws at once: the database has kept it.
+
+    Only minutes that are over are drawn, so what the relay wrote as it ended is moved back by some.
+    """
+    with own.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+    deliver(own, address, *[mail(f"Mail {number}", "t") for number in range(30)])
+    own.stop()
+    own.start()
+    with psycopg.connect(own.run["database_url"], autocommit=True) as sql:
+        sql.execute("UPDATE relay.history SET at = at - interval '1 day' WHERE received = 0")
+        sql.execute("UPDATE relay.history SET at = at - interval '2 hours' WHERE received > 0")
+    with browse() as visit, own.http() as api:
+        page = signed_in(visit, own)
+        received = page.locator(".plot").filter(has_text="Received")
+        expect(received.locator("strong")).to_have_text("0/s")
+        expect(received).to_contain_text("at most 0/s")
+        page.get_by_role("button", name="24 hours").click()
+        expect(received).to_contain_text(re.compile(r"at most [1-9]"))
+        assert api.get("/api/v1/overview").json()["counters"]["received"] == 0
+        assert visit.errors == []
 
 
 def test_nothing_goes_on_in_a_view_that_was_left(own: RelayProcess, browse: Browse) -> None:

@@ -315,7 +315,8 @@ _DOTS = """() => {
 
 
 def test_mail_is_drawn_as_it_passes(relay: RelayProcess, browse: Browse) -> None:
-    """What passed lately is told at the first look; then each mail that passes is one dot."""
+    """What passed lately is told at the first look; then each mail that passes is one dot; what is
+    sent or stored by a call, and what comes back by the loop, is told where it enters."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         deliver(relay, address, mail("Before", "t"))
@@ -329,6 +330,12 @@ def test_mail_is_drawn_as_it_passes(relay: RelayProcess, browse: Browse) -> None
         )
         assert drawn[0] == 3, "there is a dot for what did not pass"
         expect(hop.locator("i")).to_have_count(0)
+        letter = {"from": "a@relay.localhost", "to": [address], "subject": "s", "text": "t"}
+        api.post("/api/v1/messages/send", json=letter).raise_for_status()
+        api.post(f"/api/v1/mailboxes/{address}/test-message").raise_for_status()
+        writer, queue = (page.get_by_role("link", name=name) for name in ("writer", "queue"))
+        expect(queue.and_(page.locator(".station"))).to_contain_text(re.compile(r"HTTP [\d.]+/"))
+        expect(writer).to_contain_text(re.compile(r"HTTP [\d.]+/.* · loop [\d.]+/"))
         page.emulate_media(reduced_motion="reduce")
         deliver(relay, address, mail("After", "t"))
         expect(hop.locator("i")).to_have_css("display", "none")

@@ -10,6 +10,7 @@ import trio
 
 from relay.accepted import Accepted
 from relay.db.pool import Pool
+from relay.history import counters
 from relay.outbound.loopback import Loopback
 from relay.smtp.client import Mail, Verdict
 
@@ -43,11 +44,13 @@ def loopback(pool: Any, answer: Accepted | None, *, short: bool = False) -> Loop
 async def test_what_the_writer_says_becomes_a_reply(
     pool: Pool, answer: Accepted, verdict: Verdict, code: int
 ):
-    """Stored, no such mailbox, a full one, and what is not known."""
+    """Stored, which is counted, no such mailbox, a full one, and what is not known."""
+    before = counters()["looped"]
     found = await loopback(pool, answer).deliver(
         MAIL, uuid4(), "B@Relay.localhost", trio.current_time() + 10
     )
     assert (found.verdict, found.code) == (verdict, code)
+    assert counters()["looped"] - before == (verdict is Verdict.DELIVERED)
 
 
 async def test_a_foreign_domain_is_bounced_without_asking():

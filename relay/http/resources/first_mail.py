@@ -18,6 +18,7 @@ from relay.addresses import canonical
 from relay.http.operations import MAILBOX_NOT_FOUND, Access, Answer, Call, Operation, View
 from relay.http.operations import json_response as json
 from relay.http.problems import mailbox_not_found
+from relay.http.resources.send import MADE
 from relay.http.routing import Api
 from relay.ids import new_id
 
@@ -73,6 +74,7 @@ def register(api: Api) -> None:
         stored = await api.committed(lambda: deps.accept("", [(wanted, address)], raw))
         if address not in stored:
             raise mailbox_not_found()
+        MADE.labels("stored").inc()
         return json({"id": str(stored[address])}, 201)
 
 

@@ -22,6 +22,7 @@ from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 import trio
+from prometheus_client import Counter
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 from quart import Response, request
 
@@ -30,6 +31,7 @@ from relay.errors import Invalid
 from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
+from relay.metrics import registry
 from relay.outbound.compose import check
 from relay.outbound.enqueue import Enqueued, KeyConflict, Suppressed, body_hash
 from relay.outbound.message import (
@@ -45,6 +47,12 @@ from relay.outbound.sending import ForeignSender, ReservedSender, Sending
 
 T = TypeVar("T")
 
+MADE = Counter(
+    "relay_http_messages",
+    "Messages that calls made: queued, by sending and releasing, or stored, to see one come.",
+    ["became"],
+    registry=registry,
+)
 MAX_RECIPIENTS = 10_000
 MAX_TEXT = 5_000_000
 """Characters of each of the two bodies."""
@@ -205,6 +213,8 @@ def register(api: Api) -> None:
 
 def answer_queued(queued: Enqueued) -> Response:
     """The 202: one message a recipient."""
+    if not queued.replayed:
+        MADE.labels("queued").inc(len(queued.messages))
     return json_response(
         {
             "messages": [

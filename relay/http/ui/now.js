@@ -156,16 +156,16 @@ function makeFlow() {
     const per = earlier && rates(counters, earlier.counters, earlier.seconds);
     const speed = (counter) => (per ? hop(per[counter]) : "…");
     // What comes or goes by another way, once anything has.
-    const also = (text, name, counter) => dotted([text, counters?.[counter] && `${name} ${speed(counter)}`]);
+    const also = (text, ways) => dotted([text, ...Object.entries(ways).map(([name, counter]) => counters?.[counter] && `${name} ${speed(counter)}`)]);
     const texts = {
       ingest: t("refused {0}", speed("refused")),
-      writer: also(t("{0} waiting", number(depths.writer ?? 0)), "SES", "notified"),
+      writer: also(t("{0} waiting", number(depths.writer ?? 0)), { HTTP: "put", SES: "notified", loop: "looped" }),
       summariser: t("{0} to parse", number(seen?.unparsed)),
       list: t("live: {0}", number(seen?.mailboxes)),
-      queue: t("{0} waiting, {1} due", number(queue?.queued), number(queue?.due)),
+      queue: also(t("{0} waiting, {1} due", number(queue?.queued), number(queue?.due)), { HTTP: "posted", SMTP: "submitted" }),
       claimer: t("{0} wake-ups", number(depths.claimer ?? 0)),
       sender: t("{0} in hand", number(queue?.processing)),
-      out: also(t("failures {0}", per ? hop(per.bounced + per.failed) : "…"), "webhooks", "told"),
+      out: also(t("failures {0}", per ? hop(per.bounced + per.failed) : "…"), { webhooks: "told" }),
     };
     for (const [name, text] of Object.entries(texts)) say(stations[name].waits, seen ? text : "?");
     for (const one of edges) {

@@ -8,7 +8,7 @@ const [WIDTH, HEIGHT] = [240, 56];
 const SPANS = { 1: t("1 hour"), 6: t("6 hours"), 24: t("24 hours") };
 const PAST = 60000; // ms between two looks at what the relay has kept
 
-const per = (value, unit) => `${value < 10 ? tenths(value) : number(Math.round(value))}/${unit}`;
+const per = (value, unit) => `${value && value < 10 ? tenths(value) : number(Math.round(value))}/${unit}`;
 export const rate = (value) => (value && value < 1 ? per(value * 60, "min") : per(value, "s"));
 const whole = (value) => number(Math.round(value));
 // In per cent; null where nothing ended.

@@ -61,7 +61,7 @@ async function gateOf({ recipient }, page) {
 // Each attempt with its phases: how long each took is a bar, all of one scale.
 // The return path that was said may be one of its own (BOUNCE_DOMAIN), which is not kept.
 function timeLine(events, { recipient }) {
-  const says = { tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: "MAIL FROM", rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "." };
+  const says = { tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: "MAIL FROM", rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "<CRLF>.<CRLF>" };
   const attempts = new Map();
   for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
   const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);

@@ -54,7 +54,7 @@ async def test_failed_means_what_it_means_of_a_message(house: House):
 
 
 async def test_what_goes_by_other_ways_is_counted_whatever_it_is(house: House) -> None:
-    """Webhooks of every kind, and notifications that held mail."""
+    """Webhooks of every kind, notifications that held mail, calls that queue and store."""
 
     async def counted() -> dict[str, float]:
         seen = (await house.client.get("/api/v1/overview", headers=house.admin)).json()
@@ -65,7 +65,15 @@ async def test_what_goes_by_other_ways_is_counted_whatever_it_is(house: House) -
         WEBHOOKS.labels(kind, outcome).inc()
     for outcome in ("stored", "ignored"):
         NOTIFICATIONS.labels(outcome).inc()
+    calls = [house.client.post("/api/v1/messages/send", json=SEND, headers={**house.admin, **one})
+             for one in ({}, {"Idempotency-Key": "k"}, {"Idempotency-Key": "k"})]  # fmt: skip
+    for call in calls:
+        assert (await call).status_code == 202
+    path = f"/api/v1/mailboxes/{(await house.mailbox())[0]}/test-message"
+    assert (await house.client.post(path, headers=house.admin)).status_code == 201
     after = await counted()
+    assert after["posted"] - before["posted"] == 2, "the one that was repeated is one"
+    assert after["put"] - before["put"] == 1
     assert after["told"] - before["told"] == 2
     assert after["notified"] - before["notified"] == 1
 
