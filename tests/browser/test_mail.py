@@ -515,7 +515,8 @@ def test_all_is_found_by_one_key_and_tabs_agree(
 
 
 def test_the_palette_finds_inboxes_and_actors(relay: RelayProcess, browse: Browse) -> None:
-    """An inbox is opened, an actor's log too."""
+    """An inbox is opened, an actor's log too; what has a word that begins as is typed stands before
+    what has that within a word."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         page, found = signed_in(visit, relay, "now"), visit.page.get_by_role("listbox")
@@ -532,6 +533,13 @@ def test_the_palette_finds_inboxes_and_actors(relay: RelayProcess, browse: Brows
         expect(page.locator("#address")).to_have_text(address)
         find("reap", "actor", "reaper")
         page.wait_for_url("**/#/logs?actor=reaper")
+        visit.to("mail")
+        expect(page.get_by_role("heading", level=2, name="All mail")).to_be_visible()
+        press("Control+k")
+        page.get_by_role("combobox", name="Find or do").fill("in")
+        expect(found.get_by_text("ingest", exact=True)).to_be_visible()
+        titles = found.locator(".name").all_inner_texts()
+        assert titles.index("New inbox") < titles.index("Domains")
         assert visit.errors == []
 
 

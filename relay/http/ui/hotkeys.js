@@ -87,14 +87,12 @@ export function keysOf(mail, signal) {
     if (items.length) mail.remove(items);
     mail.list.rows.pickNone();
   };
-  const unread = async () => {
-    const items = chosen();
-    if (!items.length) return;
-    await mail.mark(mail.list.all ? mail.list : items, items.some((item) => !item.is_read));
-  };
-  const read = async () => {
-    const items = chosen().filter((item) => !item.is_read);
-    if (mail.list.all || items.length) await mail.mark(mail.list.all ? mail.list : items, true);
+  // As read; without `isRead`, as unread where all are read.
+  const mark = (isRead) => {
+    const { list } = mail;
+    const items = chosen().filter((item) => !isRead || !item.is_read);
+    if (!list.all && !items.length) return;
+    mail.mark(list.all ? list : items, isRead ?? items.some((item) => !item.is_read)).catch((error) => say(list.trouble, error.message));
   };
   const pick = (range) => {
     const { rows } = mail.list;
@@ -111,13 +109,13 @@ export function keysOf(mail, signal) {
     }
   };
   const acts = {
-    e: () => read().catch((error) => say(mail.list.trouble, error.message)),
+    e: () => mark(true),
     i: () => document.querySelector("#remote-images:not([hidden]) button")?.click(),
     j: () => step(1),
     k: () => step(-1),
     x: () => pick(false),
     X: () => pick(true),
-    u: () => unread().catch((error) => say(mail.list.trouble, error.message)),
+    u: () => mark(),
     "#": remove,
     "/": () => mail.list.field.focus(),
     Enter: () => mail.list.rows.standing && (location.hash = mail.list.hrefOf(mail.list.rows.standing)),

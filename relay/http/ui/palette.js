@@ -8,6 +8,12 @@ import { named, t } from "./strings.js";
 
 const MOST = 6; // of a kind
 
+// What has a word that begins so stands first.
+const nearest = (wanted) => {
+  const begins = ({ title }) => ` ${title}`.toLowerCase().includes(` ${wanted.toLowerCase()}`);
+  return (one, other) => begins(other) - begins(one);
+};
+
 // What it does may say something, or fail, when this is closed.
 async function act(one) {
   const said = (text) => tell(one.title, text);
@@ -57,7 +63,7 @@ export function palette(page) {
     return [
       ...page.views().filter(({ title }) => fits(title)).map((one) => ({ ...one, kind: t("go to") })),
       ...page.actions().filter(({ title }) => fits(title)).map((one) => ({ ...one, kind: t("do") })),
-    ];
+    ].sort(nearest(wanted));
   };
   const options = { signal: left.signal };
   async function actors(wanted) {
@@ -69,7 +75,7 @@ export function palette(page) {
     };
     walk(await get("supervision", options));
     const fits = fitting(wanted);
-    return found.filter(({ title }) => fits(title)).sort((one, other) => Boolean(one.act) - Boolean(other.act)).slice(0, 2 * MOST);
+    return found.filter(({ title }) => fits(title)).sort(nearest(wanted)).sort((one, other) => Boolean(one.act) - Boolean(other.act)).slice(0, 2 * MOST);
   }
   async function look() {
     const wanted = field.value.trim();
