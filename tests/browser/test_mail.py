@@ -927,7 +927,7 @@ def test_the_lines_for_a_client_run_as_they_stand(
     relay: RelayProcess, browse: Browse, tmp_path: Path, client: str
 ) -> None:
     """What an empty inbox shows to copy brings the first mail, to an address with odd characters,
-    too. The other five are settings of frameworks, or of languages, that are not here."""
+    too.  The lines for frameworks and for Go are tried in test_frameworks.py."""
     with browse() as visit, relay.http() as api:
         name = f"a/b%2f?{uuid.uuid4().hex}"
         address = api.post("/api/v1/mailboxes", json={"local_part": name}).json()["address"]
