@@ -23,6 +23,10 @@ streamed to, and every commit waits for it.  Once it is cut off (`hold`) it has 
 until then, to the byte, and nothing of what comes after; commits wait like those that wait for a
 lock, and only a cancellation ends that.  So which commits a promotion loses is no matter of luck.
 
+A server may be stopped with all of its processes (`freeze`): what it was sent then is done when it
+goes on (`thaw`), though whoever asked has given up.  Backends go on one after the other, in the
+order in which they began, and the process that takes connections and cancellations as the last.
+
 A disk fails in two ways.  It is full (`fill`): the server's file system has no room for another
 block, and the kernel says so to whoever needs one.  Or the log cannot be written (`fail_log`): the
 backend of whoever is to be hit may not write where the log is at, so it panics at its COMMIT, as it
@@ -46,7 +50,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -175,6 +179,21 @@ class Server:
                 raise Stuck((self._cluster.directory / "log").read_text()[-2000:])
             time.sleep(0.005)
 
+    def send(self, sign: signal.Signals, *, but: Container[int] = ()) -> None:
+        """Send a signal to all of its processes but some."""
+        from relay.db.cluster import servers_of
+
+        for pid in servers_of(self._cluster.data):
+            if pid not in but:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+
+    @property
+    def postmaster(self) -> int:
+        """The process that starts the others."""
+        assert self._process is not None
+        return self._process.pid
+
     def hold_postmaster(self, *, held: bool) -> None:
         """Have the first process, which starts others and ends them all when one fails, wait."""
         assert self._process is not None
@@ -190,9 +209,7 @@ class Server:
         if sign == signal.SIGKILL:
             # Held first: who sees others of them die would still say something.
             for each in (signal.SIGSTOP, sign):
-                for pid in servers_of(data):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, each)
+                self.send(each)
         else:
             for pid in servers_of(data) & {_recorded(data)}:
                 os.kill(pid, sign)
@@ -237,6 +254,8 @@ class _Site:
         """Whether nobody writes to it: it was killed, or is a standby."""
         self.held = False
         """Whether its standby is cut off: commits wait for what does not come."""
+        self.frozen: list[int] = []
+        """Backends that were there when it was stopped, in the order in which they began."""
         self.orphans: set[int] = set()
         """Backends that may be at work although nobody waits for them."""
         self.cancelled: set[int] = set()
@@ -264,6 +283,8 @@ class _Site:
 
     def waiting(self, pids: Sequence[int]) -> set[int]:
         """Return those of the backends that wait for a lock, or for a standby that is away."""
+        if not pids:
+            return set()
         rows = self.query(
             "SELECT pid FROM unnest(%s) AS pid WHERE cardinality(pg_blocking_pids(pid)) > 0",
             [list(pids)],
@@ -321,6 +342,7 @@ class Database:
         self._listeners: dict[int, _Listener] = {}
         self._blocked: dict[Any, trio.Event] = {}
         self._notifying: set[int] = set()  # descriptors whose transactions notify at their end
+        self._thawed = trio.Event()
         self._attached = 0
         self.suffers = ""
         """The fault of the server's own that is at work: one at a time."""
@@ -409,7 +431,10 @@ class Database:
         answered = self._answered(fileno, conn)
         if conn is not None and conn is self._doomed:
             self._meet_doom(fileno, conn, answered=answered)
-        if not answered:
+        if not answered and conn is None:
+            await self._thawed.wait()
+            self._answered(fileno, None)
+        elif not answered:
             await self._wait_unlocked(conn)
             self._world.whisper("db.unlocked", fd=fileno)
         self._world.whisper("db.answered", fd=fileno)
@@ -547,6 +572,8 @@ class Database:
     def _answered(self, fileno: int, conn: Any) -> bool:
         """Whether the server has answered; if not, it waits for a lock, or for its standby."""
         site = None if conn is None else self._where.get(conn)
+        if any(each.frozen for each in ([site] if site else self._sites.values())):
+            return _poll(fileno, 0)
         pid = 0 if site is None else conn.pgconn.backend_pid
         until = time.monotonic() + _PATIENCE
         seen = 0
@@ -578,15 +605,17 @@ class Database:
     def _settle_after(self, fileno: int) -> None:
         """After an answer: the same, if it can have set off anything."""
         data = _peek(fileno)
+        if _ends_with_error(data):
+            data = _await_ready(fileno)
         if _NOTIFIES in data:
             self._notifying.add(fileno)
         orphans = any(site.orphans for site in self._sites.values())
         if len(data) < _PEEK and data[-6:-1] == _READY:
-            if data[-1:] != b"I":
+            if data[-1:] == b"T":
                 if not orphans:
                     return  # a transaction is under way
             elif not (fileno in self._notifying or self._blocked or orphans):
-                return
+                return  # nobody waits for what has ended, or failed
             else:
                 self._notifying.discard(fileno)
         self._settle()
@@ -595,7 +624,7 @@ class Database:
         """Let everything in the servers come to rest that is under way."""
         self._look_at_blocked()
         for site in self._sites.values():
-            if site.down:
+            if site.down or site.frozen:
                 continue
             self._wait_for_orphans(site)
             if size := site.heard():
@@ -615,6 +644,8 @@ class Database:
             for conn in list(looked):
                 if conn.pgconn.status != pq.ConnStatus.OK or _poll(conn.pgconn.socket, 0):
                     woken.add(conn)
+                    del looked[conn]
+                elif self._where[conn].frozen:
                     del looked[conn]
             for site in self._sites.values():
                 pids = {c.pgconn.backend_pid: c for c in looked if self._where[c] is site}
@@ -682,6 +713,8 @@ class Database:
 
     def _await_end(self, site: _Site, pids: list[int]) -> None:
         """Let backends end whose connections have ended, but for those that wait for a lock."""
+        if site.frozen:
+            return
         until = time.monotonic() + _PATIENCE
         while not site.down and site.query(
             "SELECT FROM pg_stat_activity WHERE pid = ANY(%s) AND NOT pid = ANY(%s)",
@@ -716,6 +749,57 @@ class Database:
         self._primary.server.start()
         self._primary.observe()
         self.tick()
+
+    def freeze(self) -> None:
+        """Stop the primary with all of its processes."""
+        site = self._primary
+        rows = site.query(
+            "SELECT pid FROM pg_stat_activity"
+            " WHERE backend_type = 'client backend' AND application_name <> ''"
+            " ORDER BY backend_start, pid"
+        )
+        # Where there is none, something has to say that it is frozen.
+        site.frozen = [pid for (pid,) in rows] or [0]
+        site.server.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on, with what it was asked meanwhile first."""
+        site = self._primary
+        pids, site.frozen = site.frozen, []
+        site.server.send(signal.SIGCONT, but={site.server.postmaster, *pids})
+        living = {
+            conn.pgconn.backend_pid: conn
+            for conn in list(self._owners)
+            if self._where[conn] is site and conn.pgconn.status == pq.ConnStatus.OK
+        }
+        for pid in pids:
+            conn = living.get(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT) if pid else None
+            if conn is None:  # nobody waits: it does what it was asked, and ends
+                self._come_to_rest(site, pid, lambda: False)
+            elif conn in self._blocked:
+                self._come_to_rest(site, pid, lambda: _poll(conn.pgconn.socket, 0))  # noqa: B023
+        site.server.hold_postmaster(held=False)
+        # Connections that were asked for meanwhile are taken before this one.
+        psycopg.connect(site.dsn).close()
+        self._thawed.set()
+        self._thawed = trio.Event()
+        self._settle()
+
+    def _come_to_rest(self, site: _Site, pid: int, answered: Callable[[], bool]) -> None:
+        """Wait until a backend has answered, has ended, or waits for a lock."""
+        until, seen = time.monotonic() + _PATIENCE, 0
+        while pid and not answered():
+            if not site.query("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]):
+                return
+            seen = seen + 1 if site.waiting([pid]) else 0
+            if seen > 1:
+                site.orphans.add(pid)
+                return
+            if time.monotonic() > until:
+                raise Stuck(f"backend {pid} does not come to rest")
+            time.sleep(_LOOK / 1000)
 
     def attach(self) -> None:
         """Make the other server the standby of the primary; every commit waits for it from now."""
@@ -834,6 +918,27 @@ def _take(fileno: int) -> int:
     """Throw away what is in a socket; how much that was."""
     size: int = _libc.recv(fileno, _peeked, _PEEK, socket.MSG_DONTWAIT)
     return max(0, size)
+
+
+def _ends_with_error(data: bytes) -> bool:
+    """Whether the last message of an answer is an error: the server sends it before the rest."""
+    at, last = 0, b""
+    while at + 5 <= len(data):
+        last = data[at : at + 1]
+        at += 1 + int.from_bytes(data[at + 1 : at + 5], "big")
+    return at == len(data) and last == b"E"
+
+
+def _await_ready(fileno: int) -> bytes:
+    """Wait for what follows an error (ReadyForQuery, or the end); a moment, if nothing does."""
+    poller = select.poll()
+    poller.register(fileno, select.POLLRDHUP)
+    until = time.monotonic() + 1.0
+    while not poller.poll(0) and time.monotonic() < until:
+        if not _ends_with_error(data := _peek(fileno)):
+            return data
+        time.sleep(0.00005)
+    return _peek(fileno)
 
 
 def _unread(fileno: int) -> int:

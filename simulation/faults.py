@@ -30,7 +30,7 @@ KINDS = (
 
 _EVERY = 60.0  # busy seconds between two faults on average
 _IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
-_SPEAKERS = ("", "client", "program", "pusher", "device", "upstream", "hooks")
+_SPEAKERS = ("", "client", "program", "pusher", "device", "upstream", "hooks", "person")
 """Who speaks to the relay, and who has just got something from it."""
 _ACTORS = (
     "claimer", "collector", "control", "device_store", "devices", "sender", "summariser",
@@ -55,8 +55,12 @@ _SERVERS = {"database", "failover", "disk"}
 _SELDOM = {"failover": 7200.0}
 """Seconds in which there is at most one: each costs real seconds."""
 _AWAY = 45.0  # seconds at most for which a standby is away: beyond what a commit is waited for
+_TALK = 3.7  # the decimal logarithm of the bytes after which a connection is cut at most
 BESIDE = "beside"
 """Of a failover: the old primary lives on beside the one that was promoted."""
+FROZEN = "frozen"
+"""Of a database: it is stopped, and goes on where it was; else it is killed."""
+_FROZEN_LASTS = 5.0  # as long, in proportion: beyond a lease at times
 LOG = "log"
 """Of a disk: what fails is a write of the log, at a commit of `whose`; else it is full."""
 _LOG_LASTS = 0.2  # as long, in proportion
@@ -82,6 +86,8 @@ class Fault:
     answers: int = 0
     """So many answers of the database to that actor are waited for, and then `amid`: whoever had
     the last of them is the node."""
+    after_bytes: int = 0
+    """Of a cut: the node's next connection ends when so many have passed, and no other does."""
 
 
 def plan(
@@ -111,6 +117,9 @@ def plan(
             size = round(rng.choice((0.0, 1.0)) * _AWAY * rng.random(), 3)
         elif kind == "disk":
             other = rng.choice(("", LOG))
+        elif kind == "database":
+            other = rng.choice(("", FROZEN))
+            lasts = round(lasts * (_FROZEN_LASTS if other else 1.0), 3)
         if kind in {"database", "stall", "doubt", "peer", "failover", "disk"}:
             node = ""
         amid, whose, answers = 0.0, "", 0
@@ -125,7 +134,13 @@ def plan(
             elif how < 0.8:
                 amid, whose = round(rng.choice((0.0, 0.002)) * rng.random(), 6), rng.choice(_ACTORS)
                 answers = rng.randint(1, 4)
-        faults.append(Fault(round(at, 3), kind, node, other, lasts, size, amid, whose, answers))
+        size_of_talk = 0
+        if kind == "cut" and rng.random() < 0.5:
+            size_of_talk = int(10 ** rng.uniform(0, _TALK))
+            amid, whose, answers, size = 0.0, "", 0, 0.0
+        faults.append(
+            Fault(round(at, 3), kind, node, other, lasts, size, amid, whose, answers, size_of_talk)
+        )
     return faults
 
 
@@ -168,7 +183,11 @@ class Injector:
                 nursery.start_soon(self._do, fault)
 
     async def _do(self, fault: Fault) -> None:
-        if fault.kind not in _SERVERS:
+        if fault.after_bytes:
+            with trio.move_on_after(_IDLE):
+                await self._network.cut_after(fault.node, fault.after_bytes)
+                await self._strike(fault)
+        elif fault.kind not in _SERVERS:
             await self._strike(fault)
         elif not self._database.suffers:
             self._database.suffers = fault.kind
@@ -224,10 +243,16 @@ class Injector:
         self._network.heal(fault.node, fault.other)
 
     async def _do_cut(self, fault: Fault) -> None:
-        self._network.cut([fault.node], fault.size)
+        if not fault.after_bytes:  # else it is done
+            self._network.cut([fault.node], fault.size)
         await trio.lowlevel.checkpoint()
 
     async def _do_database(self, fault: Fault) -> None:
+        if fault.other == FROZEN:
+            self._database.freeze()
+            await trio.sleep(fault.lasts)
+            self._database.thaw()
+            return
         self._database.crash()
         await trio.sleep(fault.lasts)
         self._database.recover()

@@ -7,8 +7,9 @@ same each time: what is written to a Unix socket is there at once.
 
 A host listens on a real Unix socket, and whoever connects is in the kernel's queue there.
 
-Faults: `cut` ends connections, `part` keeps everything between two hosts until `heal`.  What is
-under way then is late, as after a retransmission; nothing is lost of a connection that lives.
+Faults: `cut` ends connections, `cut_after` one as soon as so many bytes have passed, `part` keeps
+everything between two hosts until `heal`.  What is under way then is late, as after a
+retransmission; nothing is lost of a connection that lives.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import trio
@@ -31,12 +33,22 @@ _CHUNK = 65_536
 _LOOPBACK = "127.0.0.1"
 
 
+class _Doom:
+    """What ends a connection in the middle of a piece."""
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+        """Bytes, of both directions, that still pass before."""
+        self.met = trio.Event()
+
+
 class _Pipe:
     """A connection between two hosts."""
 
     def __init__(self, ends: frozenset[str], scope: trio.CancelScope) -> None:
         self.ends = ends
         self.scope = scope
+        self.doom: _Doom | None = None
 
 
 class Network:
@@ -50,6 +62,7 @@ class Network:
         self._peers: dict[str, Address] = {}  # name of a connecting socket: its address
         self._remote: dict[int, Address] = {}  # descriptor of a client's end: whom it reached
         self._pipes: dict[_Pipe, None] = {}
+        self._dooms: dict[str, _Doom] = {}  # hosts whose next connection is cut
         self._parted: Counter[frozenset[str]] = Counter()
         self._healed = trio.Event()
         self._numbers = 0
@@ -179,6 +192,17 @@ class Network:
                 count += 1
         return count
 
+    async def cut_after(self, host: str, size: int) -> None:
+        """End the next connection of a host once so many bytes have passed, in the middle of a
+        piece; returns when it has ended."""
+        doom = self._dooms[host] = _Doom(size)
+        try:
+            await doom.met.wait()
+        finally:
+            doom.left = inf
+            if self._dooms.get(host) is doom:
+                del self._dooms[host]
+
     # The connections
 
     def _name(self) -> str:
@@ -199,11 +223,13 @@ class Network:
         scope = trio.CancelScope()
         pipe = _Pipe(link, scope)
         self._pipes[pipe] = None
+        for host in sorted(link & self._dooms.keys()):
+            pipe.doom = self._dooms.pop(host)
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass_on, inner, outer, link)
-                    nursery.start_soon(self._pass_on, outer, inner, link)
+                    nursery.start_soon(self._pass_on, inner, outer, pipe)
+                    nursery.start_soon(self._pass_on, outer, inner, pipe)
         finally:
             del self._pipes[pipe]
             if self._remote.get(client) is reached:
@@ -211,9 +237,8 @@ class Network:
             inner.close()
             outer.close()
 
-    async def _pass_on(
-        self, source: socket.socket, target: socket.socket, link: frozenset[str]
-    ) -> None:
+    async def _pass_on(self, source: socket.socket, target: socket.socket, pipe: _Pipe) -> None:
+        link = pipe.ends
         while True:
             try:
                 data = source.recv(_CHUNK)
@@ -230,6 +255,14 @@ class Network:
                 with contextlib.suppress(OSError):
                     target.shutdown(socket.SHUT_WR)
                 return
+            if pipe.doom is not None:
+                if pipe.doom.left <= len(data):
+                    with contextlib.suppress(OSError):
+                        target.send(data[: int(pipe.doom.left)])
+                    pipe.doom.met.set()
+                    pipe.scope.cancel()
+                    return
+                pipe.doom.left -= len(data)
             while data:
                 try:
                     data = data[target.send(data) :]

@@ -46,6 +46,7 @@ def described(fault: Fault) -> str:
     words = [f"{fault.at:10.3f} {fault.kind}", fault.node, fault.other and f"({fault.other})"]
     words.append(f"for {fault.lasts:g} s" if fault.lasts else "")
     words.append(f"size {fault.size:g}" if fault.size else "")
+    words.append(f"after {fault.after_bytes} bytes" if fault.after_bytes else "")
     if fault.answers:
         words.append(f"at answer {fault.answers} to {fault.whose}, and {fault.amid:g} s")
     elif fault.amid:
