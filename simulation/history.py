@@ -6,7 +6,8 @@ Whoever stands outside the relay writes here: a client that was told 250, a prog
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -40,7 +41,7 @@ class Mail:
     marker: str
     address: str
     raw: bytes
-    asked_at: float
+    asked_at: float = 0.0
     answer: Answer = Answer.DOUBT
     answered_at: float = 0.0
 
@@ -55,6 +56,8 @@ class Copy:
     told: bool = True
     node: str = ""
     """Who brought it."""
+    letter: str = ""
+    """Its Message-ID: of a message the same each time."""
 
 
 @dataclass
@@ -114,9 +117,15 @@ class History:
     mailboxes: list[Mailbox] = field(default_factory=list)
     mail: dict[str, Mail] = field(default_factory=dict)
     sends: dict[str, Answer] = field(default_factory=dict)
-    """Messages to be sent, by marker."""
+    """Messages to be sent, by marker and recipient: `M-out-7/a@one.example`."""
     accounts: dict[str, Answer] = field(default_factory=dict)
     """By address."""
+    activated: list[str] = field(default_factory=list)
+    """Addresses of accounts whose activation was answered 200."""
+    consumed: Counter[str] = field(default_factory=Counter)
+    """How often each token was answered 200."""
+    recoveries: dict[str, list[Answer]] = field(default_factory=dict)
+    """By address: what was said to those who asked for a letter."""
     copies: list[Copy] = field(default_factory=list)
     blobs: dict[str, Blob] = field(default_factory=dict)
     received: dict[str, list[float]] = field(default_factory=dict)
@@ -146,6 +155,6 @@ class History:
             for span in _spans(each, first, second, until)
         )
 
-    def troubled(self, began: float, ended: float) -> bool:
-        """Whether a fault was at work at any time between two instants."""
-        return any(each.at_work(began, ended) for each in self.troubles)
+    def troubled(self, began: float, ended: float, but: Container[str] = ()) -> bool:
+        """Whether a fault was at work at any time between two instants, but for some kinds."""
+        return any(each.at_work(began, ended) for each in self.troubles if each.kind not in but)

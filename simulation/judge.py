@@ -15,6 +15,11 @@ from simulation.database import Database
 from simulation.history import Answer, Copy, History
 from simulation.world import EPOCH
 
+_ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"
+_HAS_WAITED = 9.0  # seconds, of ten
+_MOMENT = 3.0  # seconds that are no matter of order
+_LOCKED = 160.0  # seconds for which who was stopped may have kept a token locked
+
 SETTLES_WITHIN = 3600.0
 """Virtual seconds, without faults, after which everything has come to rest."""
 
@@ -47,13 +52,18 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
     return {name: count for name, count in zip(names, row, strict=True) if count}
 
 
-def violations(database: Database, history: History, now: float) -> list[str]:
-    """Return a sentence for every promise that was broken."""
+def violations(database: Database, history: History, now: float, rate: float | None) -> list[str]:
+    """Return a sentence for every promise that was broken.
+
+    `now`: virtual seconds.  `rate`: letters a second that the budget pays for; None: there is none.
+    """
     return [
-        *_mail(database, history),
+        *_mail(database, history, now),
         *_expiry(database, history),
         *_outbound(database, history),
         *_accounts(database, history),
+        *_tokens(database, history),
+        *_budget(database, rate),
         *_blobs(history),
         *_told(history, now),
         *history.late,
@@ -64,7 +74,9 @@ def names(database: Database, history: History, what: str) -> set[str]:
     """Return by what the trace names what a promise is about: its marker, its address, its id."""
     if not what:
         return set()
-    found = {what, *history.ids.get(what, ())}
+    # Of a message to several, what is told of all of them together.
+    marker, _, recipient = what.partition("/")
+    found = {*filter(None, (marker, recipient)), *history.ids.get(marker, ())}
     rows = database.query(
         """
         SELECT m.id::text
@@ -75,7 +87,7 @@ def names(database: Database, history: History, what: str) -> set[str]:
         FROM relay.outbound_messages o
         WHERE o.subject = %(what)s OR o.recipient = %(what)s
         """,
-        {"what": what},
+        {"what": marker},
     )
     return found | {row[0] for row in rows}
 
@@ -88,7 +100,7 @@ def is_open(database: Database, address: str) -> bool:
     )
 
 
-def _mail(database: Database, history: History) -> list[str]:
+def _mail(database: Database, history: History, now: float) -> list[str]:
     found: list[str] = []
     stored: dict[str, list[tuple[str, bytes, bool]]] = defaultdict(list)
     for address, marker, raw, summarised in database.query(
@@ -102,6 +114,11 @@ def _mail(database: Database, history: History) -> list[str]:
     ):
         stored[marker].append((address, bytes(raw), summarised))
     there = {row[0] for row in database.query("SELECT address FROM relay.mailboxes")}
+    found += [
+        f"{box.address}: 201 was said, and there is no mailbox"
+        for box in history.mailboxes
+        if box.expires_at > now and box.address not in there
+    ]
     for mail in history.mail.values():
         copies = stored.pop(mail.marker, [])
         if mail.answer is Answer.KEPT and not copies and mail.address in there:
@@ -144,12 +161,13 @@ def _outbound(database: Database, history: History) -> list[str]:
     )
     states: dict[str, list[str]] = defaultdict(list)
     ids: Counter[str] = Counter(str(row[3]) for row in rows)
-    for subject, _, status, _ in rows:
-        states[subject].append(status)
+    for subject, recipient, status, _ in rows:
+        states[f"{subject}/{recipient}"].append(status)
     found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
     copies: dict[str, list[Copy]] = defaultdict(list)
     for copy in history.copies:
-        copies[copy.marker or copy.recipient].append(copy)
+        what = f"{copy.marker}/{copy.recipient}" if copy.marker else copy.recipient
+        copies[what if copy.marker else f"{what} {copy.letter}"].append(copy)
     for marker, answer in history.sends.items():
         seen = copies[marker]
         status = states.get(marker, [])
@@ -177,10 +195,13 @@ def _outbound(database: Database, history: History) -> list[str]:
 
 def _accounts(database: Database, history: History) -> list[str]:
     found: list[str] = []
-    letters: Counter[str] = Counter(
-        row[0] for row in database.query("SELECT recipient FROM relay.outbound_letters")
-    )
-    made = {row[0] for row in database.query("SELECT email FROM relay.accounts")}
+    letters: Counter[str] = Counter()
+    recovered: Counter[str] = Counter()
+    for recipient, subject in database.query(
+        "SELECT recipient, subject FROM relay.outbound_messages"
+    ):
+        (recovered if subject == _RECOVERY else letters)[recipient] += 1
+    made = dict(database.query("SELECT email, status::text FROM relay.accounts"))
     for email, answer in history.accounts.items():
         if answer is Answer.KEPT and email not in made:
             found.append(f"{email}: 201 was said, and there is no account")
@@ -188,7 +209,65 @@ def _accounts(database: Database, history: History) -> list[str]:
             found.append(f"{email}: one token, {letters[email]} letters")
         if email in made and not letters[email]:
             found.append(f"{email}: has an account and got no letter")
+    for email in dict.fromkeys(history.activated):
+        if made.get(email) != "active":
+            found.append(f"{email}: was told that it is active, and is {made.get(email)}")
+    for email, answers in history.recoveries.items():
+        kept, doubts = answers.count(Answer.KEPT), answers.count(Answer.DOUBT)
+        if not kept <= recovered[email] <= kept + doubts:
+            found.append(
+                f"{email}: 202 was said to {kept} recoveries, and it got {recovered[email]} letters"
+            )
+    found += [
+        f"{token}: is good once, and was good {times} times"
+        for token, times in history.consumed.items()
+        if times > 1
+    ]
     return found
+
+
+def _tokens(database: Database, history: History) -> list[str]:
+    """A recovery goes before an activation, but for one in a batch that has waited for long."""
+    taken: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for recipient, subject, at in database.query(
+        "SELECT recipient, subject, extract(epoch FROM created_at)::float8"
+        " FROM relay.outbound_messages WHERE subject IN (%s, %s) ORDER BY id",
+        [_ACTIVATION, _RECOVERY],
+    ):
+        taken[recipient, subject].append(at)
+    waited: dict[str, list[tuple[float, float, str]]] = {_ACTIVATION: [], _RECOVERY: []}
+    for email, action, made in database.query(
+        "SELECT a.email, t.action::text, t.created_at::float8"
+        " FROM relay.tokens t JOIN relay.accounts a ON a.id = t.account ORDER BY t.id"
+    ):
+        subject = _RECOVERY if action == "password_recovery" else _ACTIVATION
+        if taken[email, subject]:
+            waited[subject].append((made, taken[email, subject].pop(0), email))
+    batches = Counter(at for _, at, _ in waited[_ACTIVATION])
+    return [
+        f"{email}: went before the recovery of {other}, which had waited"
+        for made, at, email in waited[_ACTIVATION]
+        if at - made < _HAS_WAITED or batches[at] > 1
+        for since, then, other in waited[_RECOVERY]
+        if since + _MOMENT < at < then - _MOMENT
+        and not history.troubled(at - EPOCH - _LOCKED, at - EPOCH + _MOMENT, but=("clock", "peer"))
+    ]
+
+
+def _budget(database: Database, rate: float | None) -> list[str]:
+    """At no time had more letters gone out than the budget had paid for."""
+    if rate is None:
+        return []
+    rows = database.query(
+        "SELECT recipient, extract(epoch FROM created_at)::float8"
+        " FROM relay.outbound_messages WHERE subject IN (%s, %s) ORDER BY created_at, id",
+        [_ACTIVATION, _RECOVERY],
+    )
+    return [
+        f"{recipient}: is letter {number}, and the budget paid for {paid:.1f} by then"
+        for number, (recipient, at) in enumerate(rows, 1)
+        if number > (paid := 1.0 + rate * (at - EPOCH + _MOMENT))
+    ][:1]
 
 
 def _blobs(history: History) -> list[str]:

@@ -24,6 +24,17 @@ DOMAIN = "relay.example"
 ADMIN_TOKEN = "ra_" + "simulated" * 4
 
 
+LETTERS_A_MONTH = 133_921
+"""What the budget pays for where there is one: a little more than are asked for in a rush."""
+
+
+def letters_a_second(world: World) -> float | None:
+    """Return the rate of the budget in this world; None: it has none."""
+    if world.seed % 2:
+        return None
+    return (LETTERS_A_MONTH - 1) / (31 * 86_400)
+
+
 _USUAL = {"started", "ready", "draining", "stopped"}
 """Events of supervision that are not told."""
 
@@ -103,7 +114,11 @@ class Node:
         from supervisor import Supervisor
 
         secret = hashlib.sha256(f"{self._world.seed}".encode()).hexdigest()
-        settings = load(environ=_environment(self._dsn, secret, rare=self._world.sweeps_rarely))
+        environment = _environment(self._dsn, secret, rare=self._world.sweeps_rarely)
+        if letters_a_second(self._world) is not None:
+            environment["RELAY_COLLECTOR__MONTHLY_BUDGET"] = str(LETTERS_A_MONTH / 1000)
+            environment["RELAY_COLLECTOR__PRICE_PER_THOUSAND"] = "1"
+        settings = load(environ=environment)
         data = DataDir(self._data)
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
         pool = Pool(

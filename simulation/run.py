@@ -20,7 +20,7 @@ from simulation import freezing, judge, workload
 from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, Injector, plan
 from simulation.history import History
-from simulation.node import Node
+from simulation.node import Node, letters_a_second
 from simulation.page import subject
 from simulation.seams import Seams
 from simulation.workload import Around
@@ -95,6 +95,8 @@ async def simulate(
         world.tell("faults.over")
         left = await _settle(world, database)
         if not left:
+            if (rate := letters_a_second(world)) is not None:  # until what is asked for is saved
+                await trio.sleep((workload.PROBES * nodes + 1) / rate)
             await workload.probe(around, partial(judge.is_open, database))
             left = await _settle(world, database)
         outcome.virtual_seconds = round(world.now(), 3)
@@ -104,7 +106,8 @@ async def simulate(
                 f"after {judge.SETTLES_WITHIN:g} s without faults there are still: {text}"
             )
         database.tick()
-        outcome.violations += judge.violations(database, history, world.now())
+        rate = letters_a_second(world)
+        outcome.violations += judge.violations(database, history, world.now(), rate)
         for sentence in outcome.violations:
             world.tell("promise.broken", "judge", said=sentence)
         if outcome.violations:
@@ -129,6 +132,7 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
         nursery.start_soon(workload.mail_client, around, f"client{number}", 30.0)
     for number in range(1, 3):
         nursery.start_soon(workload.program, around, f"program{number}", 20.0)
+    nursery.start_soon(workload.person, around, "person", 30.0)
     nursery.start_soon(workload.pusher, around, "pusher", 30.0, devices)
     for number, key in enumerate(devices, 1):
         nursery.start_soon(workload.device, around, f"device{number}", key, 30.0)

@@ -30,6 +30,8 @@ PROBES = 3
 _PATIENCE = 60.0  # seconds for an answer
 _BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 _MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
+_LETTER = re.compile(rb"^Message-ID: <([^>]+)>", re.MULTILINE)
+_TOKEN = re.compile(rb"/activate\?token=([\w.%~-]+)")
 
 
 class Around:
@@ -43,6 +45,8 @@ class Around:
         self.history = history
         self.hosts = hosts
         self.stopped = trio.Event()
+        self.links: list[tuple[str, str]] = []
+        """Tokens of activations that came by letter: of whom, and the token."""
         self.peers_fail = 0
         """Faults for which the server in front misbehaves now."""
         self._numbers = 0
@@ -164,7 +168,7 @@ async def call(
 
 
 async def mail_client(around: Around, name: str, mean: float) -> None:
-    """Send mail to mailboxes, one try after the other."""
+    """Send mail to mailboxes, one try after the other, or at once."""
     NODE.set(name)
     rng = around.world.rng(name)
     while await around.pause(rng, mean):
@@ -173,22 +177,34 @@ async def mail_client(around: Around, name: str, mean: float) -> None:
         mailbox = rng.choice(around.history.mailboxes)
         if mailbox.expires_at < around.world.now() - 30:
             mailbox = rng.choice(around.history.mailboxes)
-        for _ in range(rng.choice((1, 1, 3))):
+        host = around.choose(rng) if rng.random() < 0.2 else ""
+        mails = []
+        for _ in range(4 if host else rng.choice((1, 1, 3))):
             marker = around.marker("in")
             size = rng.choice((10, 200, 2000, 70_000))
             raw = (
                 f"From: <{name}@sender.example>\r\nTo: <{mailbox.address}>\r\n"
                 f"Subject: {marker}\r\n\r\n" + "Hello, your code is 123456.\r\n" * (size // 29 + 1)
             ).encode()
-            mail = Mail(marker, mailbox.address, raw, around.world.now())
-            around.history.mail[marker] = mail
-            mail.answer, said = await _hand_in(around, rng, mail)
-            mail.answered_at = around.world.now()
-            around.world.tell("mail.answered", marker=marker, answer=mail.answer, said=said)
+            mails.append(Mail(marker, mailbox.address, raw))
+        async with trio.open_nursery() as nursery:
+            for mail in mails:
+                if host:
+                    nursery.start_soon(_send_in, around, rng, mail, host)
+                else:
+                    await _send_in(around, rng, mail)
 
 
-async def _hand_in(around: Around, rng: Any, mail: Mail) -> tuple[Answer, str]:
-    dot, host = False, around.choose(rng)
+async def _send_in(around: Around, rng: Any, mail: Mail, host: str = "") -> None:
+    mail.asked_at = around.world.now()
+    around.history.mail[mail.marker] = mail
+    mail.answer, said = await _hand_in(around, rng, mail, host)
+    mail.answered_at = around.world.now()
+    around.world.tell("mail.answered", marker=mail.marker, answer=mail.answer, said=said)
+
+
+async def _hand_in(around: Around, rng: Any, mail: Mail, host: str = "") -> tuple[Answer, str]:
+    dot, host = False, host or around.choose(rng)
     try:
         with trio.fail_after(_PATIENCE):
             async with await around.network.open_tcp_stream(host, SMTP) as stream:
@@ -274,31 +290,43 @@ def _virtual(text: str) -> float:
 
 
 async def program(around: Around, name: str, mean: float) -> None:
-    """Send mail through the relay over HTTP, and let people sign up."""
+    """Send mail through the relay over HTTP, let people sign up, and recover their passwords."""
     NODE.set(name)
     rng = around.world.rng(name)
     while await around.pause(rng, mean):
         host = around.choose(rng)
-        if rng.random() < 0.4:
+        does = rng.random()
+        if does < 0.3:
             email = f"{around.marker('acc').lower()}@people.example"
             answer = await _ask(
-                around, host, "/api/v1/accounts", {"email": email, "login": email}, 201
+                around, host, "/api/v1/accounts", {"email": email, "login": email}, 201, email
             )
             around.history.accounts[email] = answer
             around.world.tell("account.answered", email=email, answer=answer)
             continue
+        known = [each for each in around.history.activated if each in around.history.ids]
+        if does < 0.4 and known:
+            email = rng.choice(known)
+            path = f"/api/v1/accounts/{around.history.ids[email][0]}/recover"
+            answer = await _ask(around, host, path, None, 202)
+            around.history.recoveries.setdefault(email, []).append(answer)
+            around.world.tell("recovery.answered", email=email, answer=answer)
+            continue
         marker = around.marker("out")
-        around.history.sends[marker] = Answer.DOUBT
         domain = rng.choice(("one.example", "two.example", "three.example"))
+        to = [f"{marker.lower()}-{n}@{domain}" for n in range(rng.choice((1, 1, 1, 5)))]
+        for recipient in to:
+            around.history.sends[f"{marker}/{recipient}"] = Answer.DOUBT
         body = {
             "from": f"shop@{DOMAIN}",
-            "to": [f"{marker.lower()}@{domain}"],
+            "to": to,
             "subject": marker,
             "text": "It is on its way.",
             "priority": rng.choice(("high", "normal", "bulk")),
         }
         answer = await _ask(around, host, "/api/v1/messages/send", body, 202, marker)
-        around.history.sends[marker] = answer
+        for recipient in to:
+            around.history.sends[f"{marker}/{recipient}"] = answer
         around.world.tell("send.answered", marker=marker, answer=answer)
 
 
@@ -316,6 +344,33 @@ async def _ask(
         return Answer.KEPT
     # "Unavailable" may have been said of a commit whose answer was lost.
     return Answer.DOUBT if status >= 500 else Answer.REFUSED
+
+
+async def person(around: Around, name: str, mean: float) -> None:
+    """Open the links of letters that came, now and then one twice."""
+    NODE.set(name)
+    rng = around.world.rng(name)
+    while await around.pause(rng, mean):
+        if not around.links:
+            continue
+        email, token = around.links.pop(rng.randrange(len(around.links)))
+        for _ in range(rng.choice((1, 1, 2))):
+            host = around.choose(rng)
+            try:
+                status, _ = await call(
+                    around, host, "POST", "/api/v1/tokens/consume", {"token": token}
+                )
+            except HttpFailed:
+                status = 0
+            around.world.tell("token.answered", email=email, status=status)
+            if status == 200:
+                around.history.activated.append(email)
+                around.history.consumed[token] += 1
+            elif status not in {0, 503} and not around.history.consumed[token]:
+                break  # it has expired, or what became of it before was not heard
+            elif status != 400:
+                around.links.append((email, token))
+                break
 
 
 async def upstream(
@@ -396,7 +451,11 @@ async def _took(
 ) -> None:
     found = _MARKER.search(raw)
     marker = found.group(1).decode() if found else ""
-    copy = Copy(marker, recipient, around.world.now(), told=False, node=peer)
+    letter = _LETTER.search(raw)
+    copy = Copy(
+        marker, recipient, around.world.now(), told=False, node=peer,
+        letter=letter.group(1).decode() if letter else "",
+    )  # fmt: skip
     refusal = None
     lost = around.peers_fail > 0 and around.world.rng("upstream").random() < 0.03
     if lost:
@@ -409,6 +468,8 @@ async def _took(
             around.history.copies.append(copy)
             around.world.tell("message.delivered", marker=marker, recipient=recipient)
             around.busy(peer)
+            if link := _TOKEN.search(raw):
+                around.links.append((recipient, link.group(1).decode()))
     await talk.say(refusal or b"250 ok\r\n")
     copy.told = True
 
@@ -478,7 +539,7 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
         marker = around.marker("out")
         body = {"from": f"shop@{DOMAIN}", "to": ["probe@one.example"], "subject": marker}
         answer = await _ask(around, host, "/api/v1/messages/send", body | {"text": "Soon."}, 202)
-        history.sends[marker] = answer
+        history.sends[f"{marker}/probe@one.example"] = answer
         await _soon(around, marker, answer, lambda: {copy.marker for copy in history.copies})
 
         hook = f"http://{HOOKS}/arrived"
@@ -491,7 +552,7 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
         history.mailboxes.append(Mailbox(made["address"], _virtual(made["expires_at"]), tells=True))
         marker = around.marker("in")
         raw = f"To: <{made['address']}>\r\nSubject: {marker}\r\n\r\nSoon.\r\n".encode()
-        mail = history.mail[marker] = Mail(marker, made["address"], raw, around.world.now())
+        mail = history.mail[marker] = Mail(marker, made["address"], raw)
         mail.answer, _ = await _hand_in(around, rng, mail)
         await _soon(around, marker, mail.answer, lambda: set(history.told))
 

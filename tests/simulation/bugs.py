@@ -96,8 +96,8 @@ BUGS = (
         "                return await self._batch",
         "            async with self.pool.connection(patience=_TIMEOUT) as connection:\n"
         "                return await self._batch",
-        "has an account and got no letter",
-        seed=None,
+        "and the budget paid for",
+        seed=2,
     ),
     Planted(
         "the outcome of a delivery is given up when the database is away",
@@ -106,6 +106,7 @@ BUGS = (
         "                return set()\n",
         "without excuse",
         seed=None,
+        faults="database,disk",
     ),
     Planted(
         "the relay does not listen again when the database is back",
@@ -194,6 +195,7 @@ BUGS = (
         "*(claim, self.lease_timeout * 100, lanes,",
         "there are still",
         seed=None,
+        faults="kill,peer",
     ),
     Planted(
         "mail that a node was parsing stays its own for hours",
@@ -202,6 +204,7 @@ BUGS = (
         "    lease_for: float = 7200.0,\n",
         "there are still",
         seed=None,
+        faults="kill,database",
     ),
     Planted(
         "250 is said before the commit",
@@ -459,7 +462,7 @@ BUGS = (
         "self._waiting[:_MOST], self._waiting[_MOST:]",
         "self._waiting[:1], self._waiting[_MOST:]",
         "without excuse",
-        seed=None,
+        seed=1,
     ),
     Planted(
         "a letter counts as expired while its token is good",
@@ -522,6 +525,7 @@ BUGS = (
         "        elif accepted.stored:",
         "refused, and it is there",
         seed=None,
+        faults="partition,stall",
     ),
     Planted(
         "a call that may be done is answered with a refusal",
@@ -553,7 +557,7 @@ BUGS = (
         "rows.append(Row(identity, address, message.reverse_path, message.raw))",
         "rows.append(Row(identity, address, message.reverse_path, batch[0].message.raw))",
         "handed in once, and there 2 times",
-        seed=None,
+        seed=1,
         days="0.02",
     ),
     Planted(
@@ -565,6 +569,7 @@ BUGS = (
         "        WHERE d.id = ANY (ARRAY[g.id])\n          AND g.status NOT IN ('queued', 'held')",
         "in the queue",
         seed=None,
+        faults="freeze,peer",
         days="0.02",
     ),
     Planted(
@@ -575,12 +580,12 @@ BUGS = (
         "accepted, and in the end failed",
     ),
     Planted(
-        "a server that hangs up at a recipient has bounced the mail",
+        "a server that hangs up before the dot has bounced the mail",
         "relay/smtp/client.py",
-        "(_on,    _route, _later,   _bounce,  _route, _route,  _route, _route)",
-        "(_on,    _route, _later,   _bounce,  _route, _route,  _bounce, _route)",
+        "outcome = _outcome(_route, Phase.MAIL",
+        "outcome = _outcome(_bounce, Phase.MAIL",
         "accepted, and in the end bounced",
-        seed=None,
+        seed=1,
     ),
     Planted(
         "a server that closes at a recipient has bounced the mail",
@@ -596,7 +601,7 @@ BUGS = (
         "Phase.CONNECT: (_on,    _route, _route,   _route,   _route, _route,  _route, _route)",
         "Phase.CONNECT: (_on,    _route, _route,   _route,   _route, _route,  _fail, _route)",
         "accepted, and in the end failed",
-        seed=None,
+        seed=1,
     ),
     Planted(
         "what a look shows counts as durable",
@@ -606,6 +611,32 @@ BUGS = (
         "250 was said, and it is not there",
         seed=2,
         faults="failover",
+    ),
+    Planted(
+        "what the budget has spent is not put down",
+        "relay/lifecycle/taking.py",
+        "    await budget_store.save(connection, left)\n",
+        "",
+        "and the budget paid for",
+        seed=2,
+    ),
+    Planted(
+        "an activation goes before a recovery",
+        "relay/db/migrations/0004_lifecycle.sql",
+        "strips := '{password_recovery,activation,password_recovery}';",
+        "strips := '{activation,password_recovery,activation}';",
+        "went before the recovery",
+        seed=2,
+    ),
+    Planted(
+        "an activation leaves its account as it was",
+        "relay/db/migrations/0004_lifecycle.sql",
+        "        SET status = 'active'\n        WHERE id = NEW.account\n"
+        "          AND status = 'provisioned';",
+        "        SET status = 'provisioned'\n        WHERE id = NEW.account\n"
+        "          AND status = 'provisioned';",
+        "was told that it is active",
+        days="0.003",
     ),
     Planted(
         "a full disk counts as the fault of the statement",
