@@ -71,6 +71,7 @@ from relay.outbound.lanes import DueLane
 from relay.outbound.loopback import Loopback
 from relay.outbound.mx.direct import Direct
 from relay.outbound.mx.policy import Policy
+from relay.outbound.mx.tls_results import TlsResults
 from relay.outbound.queue import Queue
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import Routes
@@ -121,7 +122,8 @@ class DeliverySettings:
     upstream may lie inside this network; `concurrency`: deliveries at once; `route_connections`: of
     them through one route, 0 for any; `retry_unit`: seconds of back-off; `private_mx`: whether
     direct delivery may connect to private addresses; `mx_port`: the port of exchangers;
-    `resolver`: makes who asks the DNS for them, when it is first called; `policy`: of TLS to them.
+    `resolver`: makes who asks the DNS for them, when it is first called; `policy`: of TLS to them;
+    `results`: what is counted of that for reports.
     """
 
     upstream: Upstream
@@ -136,6 +138,7 @@ class DeliverySettings:
     mx_port: int = 25
     resolver: Callable[[], Resolver] = _no_resolver
     policy: Policy | None = None
+    results: TlsResults | None = None
 
 
 async def run(
@@ -257,6 +260,7 @@ class _Sender:
             private=settings.private_mx,
             most=settings.route_connections or max(places // _SITES_SHARE, 1),
             policy=settings.policy,
+            results=settings.results,
         )
         dispatch: Dispatch[Job, Way] = Dispatch(
             places,

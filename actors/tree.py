@@ -15,6 +15,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     │   ├── ticker        expires mailboxes the moment they are due
     │   └── reaper        removes what has been expired for long, sets right what workers lost
     ├── outbound          what is sent
+    │   ├── reporter      tells domains how TLS with their servers went (only if it has an address)
     │   ├── sender        delivers what was claimed, and has the outcomes recorded
     │   ├── claimer       leases outbound mail that is due, as much as the sender has room for
     │   ├── returns       reads bounces and complaints (only if there is a bounce domain)
@@ -45,7 +46,7 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     listener                 Wake                            summariser, ticker, claimer,
                                                              returns, webhooks, collector
     control, collector,      Due                             claimer
-    submission
+    submission, reporter
     sender                   Credit, Due                     claimer
     claimer                  Deliver, Claiming, NothingHigh  sender
 
@@ -53,14 +54,14 @@ Shared in memory, besides the database's pool and the disk's free space: the gat
 control); the right of way of high mail (sender; told by the listener, control, submission and
 collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
 mailbox); the hub of the database's news (listener, control, devices, sender); who signs what leaves
-(sender, control); the store of the device inboxes and the way into it (device_store, devices,
-control); the front of the SMTP processes (ingest, ingest-1 and so on); the faults on demand
-(ingest, lmtp; set by control); which mail is captured, and how many mailboxes of it there are
-(writer, ingest, lmtp, sender); the certificate of the ports (ingest, ingest-1 and so on,
-submission, pop3); the checks of passwords, for a guesser has so many on both ports together
-(submission, pop3); the keyring (sender, webhooks, collector, control); the API keys, for what is
-revoked counts at once (control, submission); the resolver of the DNS, which outlives a restart of
-control.
+(sender, control); what was counted of TLS (sender, reporter); the store of the device inboxes and
+the way into it (device_store, devices, control); the front of the SMTP processes (ingest, ingest-1
+and so on); the faults on demand (ingest, lmtp; set by control); which mail is captured, and how
+many mailboxes of it there are (writer, ingest, lmtp, sender); the certificate of the ports (ingest,
+ingest-1 and so on, submission, pop3); the checks of passwords, for a guesser has so many on both
+ports together (submission, pop3); the keyring (sender, webhooks, collector, control); the API keys,
+for what is revoked counts at once (control, submission); the resolver of the DNS, which outlives a
+restart of control.
 
 Fails: each group by itself.  An actor that fails is started again after a pause that grows (0.5 s,
 doubled each time up to 30 s, at random below that).  More than 5 failures in 30 s: its group gives
@@ -104,6 +105,7 @@ from actors import (
     postgres,
     reaper,
     recorder,
+    reporter,
     returns,
     sender,
     submission,
@@ -130,6 +132,7 @@ from relay.devices.postgres import PostgresStore
 from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
+from relay.dns.questions import Answer, Question
 from relay.errors import ConfigError
 from relay.history import History
 from relay.http.links import Links
@@ -147,10 +150,11 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
-from relay.outbound.message import MalformedMessage
+from relay.outbound.message import MalformedMessage, parse_address
 from relay.outbound.mx.dane import DaneFirst, DanePolicies
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
+from relay.outbound.mx.tls_results import TlsResults
 from relay.outbound.notified import Notified
 from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
@@ -158,6 +162,7 @@ from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.signer import Signer
+from relay.outbound.tls_reports import TlsReports
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
 from relay.ports.proxy import networks
@@ -203,14 +208,15 @@ ROLES = (
 )
 """The actors that `--only` may name; the others come with those that need them."""
 
-_ALL = frozenset(ROLES) | {"recorder", "writer", "summariser", "device_store", "filter"}
+_ALL = frozenset(ROLES) | {"recorder", "reporter", "writer", "summariser", "device_store", "filter"}
 _ALWAYS = {"postgres", "listener", "recorder"}
 _NEEDS = {
     "ingest": {"writer", "summariser", "filter"},
     "lmtp": {"writer", "summariser", "filter"},
     "control": {"writer", "summariser"},
-    "claimer": {"sender", "writer", "summariser"},  # the writer for what goes to the loop
-    "sender": {"claimer", "writer", "summariser"},
+    # The writer for what goes to the loop.
+    "claimer": {"sender", "reporter", "writer", "summariser"},
+    "sender": {"claimer", "reporter", "writer", "summariser"},
     "devices": {"device_store"},
 }
 
@@ -268,6 +274,7 @@ class Parts:
     summariser: Run
     ticker: Run
     reaper: Run
+    reporter: Run | None
     sender: Run
     claimer: Run
     returns: Run | None
@@ -368,6 +375,8 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
         group(
             "outbound",
             pace.patient,
+            # Before the sender: stopped after it, it stores what that counted last.
+            actor("reporter", parts.reporter, hears=(SweepNow,)),
             # The claimer after the sender: stopped first, it hands over nothing more.
             actor(
                 "sender",
@@ -524,9 +533,10 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     senders = Senders(partial(_unanswered, boxes.writer))
     posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
+    tls_results = TlsResults() if outbound.tls_reports else None
     tls_policies = DaneFirst(
-        DanePolicies(resolver, port=settings.outbound.mx_port),
-        _sts_policies(settings, pool, resolver),
+        DanePolicies(resolver, port=outbound.mx_port, results=tls_results),
+        _sts_policies(settings, pool, resolver, tls_results),
     )
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
@@ -593,6 +603,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             retention=settings.expiry.retention,
             outbound_retention=outbound.retention,
         ),
+        reporter=_reporter(settings, pool, resolver, tls_results, wake_outbound),
         sender=partial(
             sender.run,
             pool=pool,
@@ -614,6 +625,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 mx_port=outbound.mx_port,
                 resolver=resolver,
                 policy=tls_policies,
+                results=tls_results,
             ),
             space=resources.space,
             right_of_way=right_of_way,
@@ -937,7 +949,12 @@ def _resolver(settings: Settings) -> Resolver:
     return Resolver(tuple(map(parse_dns_server, settings.dns.servers)))
 
 
-def _sts_policies(settings: Settings, pool: Pool, resolver: Callable[[], Resolver]) -> StsPolicies:
+def _sts_policies(
+    settings: Settings,
+    pool: Pool,
+    resolver: Callable[[], Resolver],
+    results: TlsResults | None,
+) -> StsPolicies:
     """What domains ask of who delivers to them directly; its memory outlives the sender."""
     authorities = cache(partial(web_pki, settings.outbound.ca_file or None))
 
@@ -950,7 +967,33 @@ def _sts_policies(settings: Settings, pool: Pool, resolver: Callable[[], Resolve
         context=authorities,
         resolve=resolve,
     )
-    return StsPolicies(StsStore(pool), resolver, poster.get, authorities)
+    return StsPolicies(StsStore(pool), resolver, poster.get, authorities, results)
+
+
+def _reporter(
+    settings: Settings,
+    pool: Pool,
+    resolver: Callable[[], Resolver],
+    results: TlsResults | None,
+    told: Callable[[Collection[DueLane]], None] | None,
+) -> Run | None:
+    """Who makes reports of TLS, if anybody is to."""
+    if results is None:
+        return None
+    try:
+        sender = parse_address(settings.outbound.tls_reports, "RELAY_OUTBOUND__TLS_REPORTS")
+    except MalformedMessage as error:
+        raise ConfigError(f"{error}.") from error
+
+    async def ask(question: Question) -> Answer:
+        return await resolver().ask(question)
+
+    poster = Poster(
+        allow_private=settings.outbound.private_mx,
+        context=partial(client_tls, settings.outbound.ca_file or None),
+    )
+    reports = TlsReports(pool, results, ask, poster.post, sender=sender)
+    return partial(reporter.run, pool=pool, reports=reports, told=told)
 
 
 def _mailer(settings: Settings, resources: Resources) -> TokenMailer:

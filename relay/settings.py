@@ -395,6 +395,7 @@ class Outbound(_Section):
     ca_file: str = ""
     private_mx: bool = False
     mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
+    tls_reports: str = ""
 
     @field_validator("bounce_domain")
     @classmethod

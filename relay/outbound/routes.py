@@ -141,8 +141,8 @@ class Connections:
             connection.abort()
         return None
 
-    async def open(self) -> Connection:
-        """Open a new one.  Raises `OpenFailed`."""
+    async def open(self, domain: str = "") -> Connection:
+        """Open a new one, for mail to a domain.  Raises `OpenFailed`."""
         return await Connection.open(self.route, self.deadlines, context=self._context)
 
     def give_back(self, connection: Connection) -> None:

@@ -500,6 +500,8 @@ class Workers:
         now: float,
     ) -> tuple[Mail, Following, float]:
         """A job goes on its connection now: what `Connection.deliver` is told of it."""
+        if isinstance(place.line.way, SiteConnections):
+            place.line.way.used(job.domain, connection)
         job.connection = connection
         job.began_at = now
         self._begun[place] = job
@@ -562,7 +564,7 @@ class Workers:
         """Open a connection for a job, or settle the job."""
         try:
             with trio.move_on_at(self._custody.deliver_by(job)):
-                connection = await connections.open()
+                connection = await connections.open(job.domain)
                 _OPENED.inc()
                 return connection
         except OpenFailed as error:

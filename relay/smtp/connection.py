@@ -46,6 +46,7 @@ from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, SmtpClient,
 from relay.smtp.racing import race
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
+from relay.smtp.tls_faults import TlsFault, Wrong, fault_of
 from relay.ssrf_guard import NotPublic, addresses_of
 from relay.system_tasks import OfThisRun
 
@@ -68,8 +69,8 @@ class TlsMode(StrEnum):
     """In clear to anywhere, whatever is offered."""
 
 
-Accepts = Callable[[ssl.SSLObject], str | None]
-"""Looks at a session that was shaken hands for: None, or a clause that says what is wrong."""
+Accepts = Callable[[ssl.SSLObject], Wrong | None]
+"""Looks at a session that was shaken hands for: None, or what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +147,16 @@ class Deadlines:
 
 
 class OpenFailed(TemporaryFailure):
-    """A route could not be opened; `outcome` says at which phase and why, `peer` by whom."""
+    """A route could not be opened; `outcome` says at which phase and why, `peer` by whom.
 
-    def __init__(self, outcome: Outcome, peer: Peer) -> None:
+    `fault`: what was wrong with TLS, where that is why.
+    """
+
+    def __init__(self, outcome: Outcome, peer: Peer, fault: TlsFault | None = None) -> None:
         super().__init__(f"{outcome.phase}: {outcome.text}")
         self.outcome = outcome
         self.peer = peer
+        self.fault = fault
 
 
 def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
@@ -305,14 +310,17 @@ class Connection:
     async def _secure(self, plain: PlainStream, context: ssl.SSLContext, ends: float) -> float:
         """Shake hands; returns how many seconds it took."""
         began = trio.current_time()
+        fault = TlsFault.VALIDATION
         try:
             tls = TlsStream(plain, context, self.route.server_name or self.route.host)
             with trio.fail_at(min(began + self._deadlines.tls, ends)):
                 await tls.handshake()
             if self.route.accepts is not None and (wrong := self.route.accepts(tls.session)):
-                text = f"the peer's certificate is not accepted: {wrong}"
-                raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)), self.peer)
+                text = f"the peer's certificate is not accepted: {wrong.text}"
+                outcome = _trouble(Phase.TLS, text, tuple(self._core.trace))
+                raise OpenFailed(outcome, self.peer, wrong.fault)
         except ssl.SSLCertVerificationError as error:
+            fault = fault_of(error)
             text = f"the peer's certificate is not accepted: {error.verify_message}"
         except trio.TooSlowError:
             text = "the TLS handshake took too long"
@@ -322,7 +330,7 @@ class Connection:
             self._wire = tls
             self.peer = self.peer._replace(tls=tls.version)
             return trio.current_time() - began
-        raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)), self.peer)
+        raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)), self.peer, fault)
 
     async def _exchange(self, ends: float) -> None:
         """One step of the opening: send what is to be sent, take one reply."""
@@ -345,7 +353,8 @@ class Connection:
         except OSError as error:
             core.ended(trio.current_time(), f"the connection broke: {_reason(error)}")
         if core.failure is not None:
-            raise OpenFailed(core.failure, self.peer)
+            fault = TlsFault.STARTTLS if core.failure.phase is Phase.TLS else None
+            raise OpenFailed(core.failure, self.peer, fault)
 
     def _allowed(self) -> float:
         """Seconds for the reply that is awaited."""

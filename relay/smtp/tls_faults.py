@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class TlsFault(StrEnum):
@@ -19,6 +20,13 @@ class TlsFault(StrEnum):
     NOT_TRUSTED = "certificate-not-trusted"
     VALIDATION = "validation-failure"
     """Anything else."""
+
+
+class Wrong(NamedTuple):
+    """What is wrong with what a server shows; `text` is a clause."""
+
+    fault: TlsFault
+    text: str
 
 
 _EXPIRED = {9, 10}  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED

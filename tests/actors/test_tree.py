@@ -97,6 +97,7 @@ OFTEN_OFF = {
     "RELAY_POP3__BIND": "127.0.0.1:0",
     "RELAY_SMTP__LMTP": "/nowhere/lmtp",
     "RELAY_OUTBOUND__BOUNCE_DOMAIN": "returns.example",
+    "RELAY_OUTBOUND__TLS_REPORTS": "tls-reports@relay.example",
 }
 PROCESSES = {"RELAY_SMTP__PROCESSES": "2"} | OFTEN_OFF
 FILTER = {"RELAY_SMTP__FILTER": "tests.actors.test_filter:Handler"} | OFTEN_OFF
@@ -197,13 +198,14 @@ def test_each_group_fails_by_itself_and_a_device_store_for_ever():
 
 
 def test_what_can_be_said_to_an_actor_is_listed_beside_it():
-    """Seven sweep; those that report have figures of their own."""
+    """Eight sweep; those that report have figures of their own."""
     heard: dict[type, set[str]] = {SweepNow: set(), Report: set()}
     for spec in leaves(built(load(environ=FILTER))):
         for command in spec.hears:
             heard[command].add(spec.name)
     assert heard[SweepNow] == {
-        "ticker", "reaper", "summariser", "claimer", "collector", "returns", "webhooks",
+        "ticker", "reaper", "summariser", "claimer", "collector", "reporter", "returns",
+        "webhooks",
     }  # fmt: skip
     assert heard[Report] == {
         "control", "devices", "device_store", "ingest", "lmtp", "pop3", "submission",
@@ -253,8 +255,8 @@ NEEDED = {
     "submission": [*CORE, "submission"],
     "pop3": [*CORE, "pop3"],
     "ticker": [*CORE, "ticker"],
-    "claimer": [*CORE, *MAIL, "sender", "claimer"],
-    "sender": [*CORE, *MAIL, "sender", "claimer"],
+    "claimer": [*CORE, *MAIL, "reporter", "sender", "claimer"],
+    "sender": [*CORE, *MAIL, "reporter", "sender", "claimer"],
     "reaper": [*CORE, "reaper"],
     "collector": [*CORE, "collector"],
     "returns": [*CORE, "returns"],

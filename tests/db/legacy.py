@@ -528,6 +528,22 @@ HERITAGE = (
         "SELECT policy_id, mode, hosts FROM relay.mta_sts_policies WHERE domain = 'shop.example'",
         ("1", "enforce", ["mx.shop.example", "*.example"]),
     ),
+    Heritage(
+        40,
+        """
+        INSERT INTO relay.tls_results (day, domain, key, policy, fault, host, address, count)
+        VALUES ('2026-11-25', 'shop.example', '\\x01',
+                '{"type": "no-policy-found", "strings": [], "hosts": []}', '', 'mx.shop.example',
+                '192.0.2.1', 7);
+        INSERT INTO relay.tls_reports (day, domain, id, due_at)
+        VALUES ('2026-11-25', 'shop.example', '00000000-0000-0000-0000-000000000001', now())
+        """,
+        """
+        SELECT r.host, r.count::integer, p.mailed
+        FROM relay.tls_results r JOIN relay.tls_reports p USING (day, domain)
+        """,
+        ("mx.shop.example", 7, False),
+    ),
 )
 
 

@@ -18,16 +18,20 @@ from __future__ import annotations
 
 import random
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import trio
 
 from relay.log import get_logger
 from relay.outbound.mx.exchangers import Exchanger, in_order
-from relay.outbound.mx.policy import UNMET, Security, TlsPolicy
+from relay.outbound.mx.policy import UNMET, Published, Security, TlsPolicy
 from relay.outbound.mx.sites import Site
+from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.outbound.routes import Connections
-from relay.smtp.client import Phase
+from relay.smtp.client import Peer, Phase
 from relay.smtp.connection import (
     Connection,
     Deadlines,
@@ -36,6 +40,7 @@ from relay.smtp.connection import (
     TlsMode,
     opportunistic_tls,
 )
+from relay.smtp.tls_faults import TlsFault
 
 log = get_logger()
 
@@ -52,6 +57,23 @@ CONNECT = 15.0
 """Seconds to connect to one exchanger, all its addresses together: there may be another."""
 
 
+class Reporting(NamedTuple):
+    """What is counted for reports of TLS."""
+
+    results: TlsResults
+    published: Callable[[str, str], Published]
+    """What a domain has published about an exchanger."""
+
+
+class _Session(NamedTuple):
+    """How a connection was secured, and whose mail it was counted for."""
+
+    host: str
+    address: str
+    fault: str
+    domains: set[str]
+
+
 class SiteConnections(Connections):
     """The open connections to one site."""
 
@@ -63,9 +85,13 @@ class SiteConnections(Connections):
         deadlines: Deadlines,
         rng: random.Random,
         context: ssl.SSLContext | None = None,
+        reporting: Reporting | None = None,
     ) -> None:
         """`port` of every exchanger; `local_name`: what they are greeted with; `deadlines` of each
-        delivery; `context`: from `opportunistic_tls`, None makes one."""
+        delivery; `context`: from `opportunistic_tls`, None makes one; `reporting`: None for none.
+        """
+        self._reporting = reporting
+        self._sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
         route = Route(site.exchangers[0].name, port, local_name=local_name)
         super().__init__(route, replace(deadlines, connect=min(deadlines.connect, CONNECT)))
         self.site = site
@@ -74,7 +100,19 @@ class SiteConnections(Connections):
         self._any_certificate = context or opportunistic_tls()
         self._failed: dict[str, float] = {}  # since when
 
-    async def open(self) -> Connection:
+    def used(self, domain: str, connection: Connection) -> None:
+        """A connection takes mail of a domain: it is a session of it, once."""
+        session = self._sessions.get(connection)
+        if self._reporting is not None and session is not None and domain not in session.domains:
+            session.domains.add(domain)
+            self._count(domain, session.host, session.address, session.fault)
+
+    def _count(self, domain: str, host: str, address: str, fault: str) -> None:
+        if self._reporting is not None:
+            published = self._reporting.published(domain, host)
+            self._reporting.results.count(TlsResult(domain, published, fault, host, address))
+
+    async def open(self, domain: str = "") -> Connection:
         """Open a connection to the first exchanger that can be spoken to.  Raises `OpenFailed`."""
         began = trio.current_time()
         self._failed = {name: at for name, at in self._failed.items() if began < at + SHUN}
@@ -85,7 +123,7 @@ class SiteConnections(Connections):
             if failure is not None and trio.current_time() >= ends:
                 break
             try:
-                connection = await self._open(exchanger, ends)
+                connection = await self._open(exchanger, ends, domain)
             except OpenFailed as error:
                 failure = error
                 self._failed[exchanger.name] = trio.current_time()
@@ -95,33 +133,47 @@ class SiteConnections(Connections):
         assert failure is not None  # a site has an exchanger
         raise failure
 
-    async def _open(self, exchanger: Exchanger, ends: float) -> Connection:
+    async def _open(self, exchanger: Exchanger, ends: float, domain: str) -> Connection:
         """Open a connection to one exchanger, as its policy says."""
+        connection, fault = await self._open_as_asked(exchanger, ends, domain)
+        if self._reporting is not None:
+            address = _address(connection.peer)
+            self._sessions[connection] = _Session(exchanger.name, address, fault, set())
+        return connection
+
+    async def _open_as_asked(
+        self, exchanger: Exchanger, ends: float, domain: str
+    ) -> tuple[Connection, str]:
+        """The connection, and what was wrong with TLS on the way to it."""
+        fault = ""
         policy = self.site.policy(exchanger)
         route = replace(self.route, host=exchanger.name, addresses=exchanger.addresses)
         if policy.security is Security.TESTED:
             try:
-                return await self._open_secured(route, policy, ends)
+                return await self._open_secured(route, policy, ends), ""
             except OpenFailed as error:
                 if error.outcome.phase is not Phase.TLS:
                     raise
+                fault = error.fault or TlsFault.VALIDATION
                 UNMET.labels("testing", "tls").inc()
                 log.info("outbound.tls_untrusted", peer=error.peer.name, reason=error.outcome.text)
         elif policy.security is not Security.OPPORTUNISTIC:
             try:
-                return await self._open_secured(route, policy, ends)
+                return await self._open_secured(route, policy, ends), ""
             except OpenFailed as error:
                 outcome = error.outcome
                 if outcome.phase is not Phase.TLS:
                     raise
+                why = error.fault or TlsFault.VALIDATION
+                self._count(domain, exchanger.name, _address(error.peer), why)
                 UNMET.labels("enforce", "tls").inc()
                 if policy.why:
                     text = f"{outcome.text}; {policy.why} allows no mail to it"
                     enhanced = outcome.enhanced or (None if outcome.code else UNSECURED)
                     outcome = outcome._replace(text=text, enhanced=enhanced)
-                raise OpenFailed(outcome, error.peer) from error
+                raise OpenFailed(outcome, error.peer, error.fault) from error
         try:
-            return await Connection.open(
+            connection = await Connection.open(
                 replace(route, tls=TlsMode.OPPORTUNISTIC),
                 self.deadlines,
                 context=self._any_certificate,
@@ -130,10 +182,12 @@ class SiteConnections(Connections):
         except OpenFailed as error:
             if error.outcome.phase is not Phase.TLS:
                 raise
+            fault = fault or error.fault or TlsFault.VALIDATION
             log.info("outbound.tls_given_up", peer=error.peer.name, reason=error.outcome.text)
-        return await Connection.open(
-            replace(route, tls=TlsMode.CLEAR), self.deadlines, deadline=ends
-        )
+        else:
+            return connection, fault or ("" if connection.peer.tls else TlsFault.STARTTLS)
+        clear = replace(route, tls=TlsMode.CLEAR)
+        return await Connection.open(clear, self.deadlines, deadline=ends), fault
 
     async def _open_secured(self, route: Route, policy: TlsPolicy, ends: float) -> Connection:
         """Open a connection by TLS, as a policy asks, or not at all."""
@@ -144,3 +198,8 @@ class SiteConnections(Connections):
             route, tls=TlsMode.STARTTLS, accepts=accepts, server_name=policy.server_name
         )
         return await Connection.open(route, self.deadlines, context=context, deadline=ends)
+
+
+def _address(peer: Peer) -> str:
+    """The address of a server that was reached; empty: none was."""
+    return peer.name.partition("[")[2].partition("]")[0]

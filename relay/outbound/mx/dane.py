@@ -51,8 +51,17 @@ from relay.dns.questions import Answer, Question, RecordType, Status, is_name
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.mx.exchangers import FAMILIES, Exchanger
-from relay.outbound.mx.policy import NoPolicy, Policy, PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.mx.policy import (
+    NoPolicy,
+    Policy,
+    PolicyUnavailable,
+    Published,
+    Security,
+    TlsPolicy,
+)
+from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.outbound.mx.tlsa import TRUST_ANCHOR, Tlsa, mismatch, usable
+from relay.smtp.tls_faults import Wrong
 
 if TYPE_CHECKING:
     from relay.dns.resolver import Resolver  # loaded when it is first needed
@@ -106,10 +115,9 @@ class Matching:
         """Nothing is verified in the handshake."""
         return _any_certificate()
 
-    def accepts(self, session: ssl.SSLObject) -> str | None:
+    def accepts(self, session: ssl.SSLObject) -> Wrong | None:
         """Look at the certificates that were shown."""
-        wrong = mismatch(self.records, chain_of(session), self.names, utc_now())
-        return None if wrong is None else wrong.text
+        return mismatch(self.records, chain_of(session), self.names, utc_now())
 
 
 def chain_of(session: ssl.SSLObject) -> list[bytes]:
@@ -124,8 +132,15 @@ def chain_of(session: ssl.SSLObject) -> list[bytes]:
 class DanePolicies:
     """What the DNS has signed of exchangers; one for all who deliver."""
 
-    def __init__(self, resolver: Callable[[], Resolver], *, port: int = 25) -> None:
-        """`port` of exchangers."""
+    def __init__(
+        self,
+        resolver: Callable[[], Resolver],
+        *,
+        port: int = 25,
+        results: TlsResults | None = None,
+    ) -> None:
+        """`port` of exchangers; `results`: what is counted for reports, None: nothing is."""
+        self._results = results
         self._resolver = resolver
         self._port = port
         self._on = False
@@ -174,6 +189,7 @@ class DanePolicies:
         for host, why in unknown.items():
             _LOOKUPS.labels("failed").inc()
             log.info("outbound.dane_unknown", host=host, reason=why)
+            self._count(TlsResult(domain, Published("tlsa"), "dnssec-invalid", host))
             found[host] = TlsPolicy(Security.REFUSED, why=NAME)
         if len(unknown) == len(exchangers):
             host, why = next(iter(unknown.items()))
@@ -199,6 +215,8 @@ class DanePolicies:
                 _LOOKUPS.labels("found" if used else "unusable").inc()
                 if not used:
                     log.info("outbound.dane_unusable", host=host)
+                    published = found[host].published
+                    self._count(TlsResult(wanted[0], published, "tlsa-invalid", host))
                 break
         else:
             _LOOKUPS.labels("none").inc()
@@ -214,6 +232,10 @@ class DanePolicies:
             return [host]
         return []
 
+    def _count(self, result: TlsResult) -> None:
+        if self._results is not None:
+            self._results.count(result)
+
     async def _ask(self, name: str, kind: RecordType) -> Answer:
         async with self._places:
             return await self._resolver().ask(Question(name, kind))
@@ -222,11 +244,12 @@ class DanePolicies:
 def _policy(base: str, texts: Collection[str], wanted: Sequence[str]) -> TlsPolicy:
     """What follows from TLSA records; `wanted`: the names of the mail's domain."""
     records = usable(texts)
+    published = Published("tlsa", tuple(sorted(texts)))
     if not records:
-        return TlsPolicy(Security.ENCRYPTED, why=NAME, server_name=base)
+        return TlsPolicy(Security.ENCRYPTED, None, NAME, base, published)
     by_name = any(record.usage == TRUST_ANCHOR for record in records)
     names = tuple(dict.fromkeys((base, *wanted))) if by_name else ()
-    return TlsPolicy(Security.VERIFIED, Matching(records, names), why=NAME, server_name=base)
+    return TlsPolicy(Security.VERIFIED, Matching(records, names), NAME, base, published)
 
 
 class DaneFirst:

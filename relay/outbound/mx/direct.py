@@ -14,9 +14,10 @@ import random
 from collections.abc import Callable, Collection, Hashable
 from typing import TYPE_CHECKING
 
-from relay.outbound.mx.connections import SiteConnections
+from relay.outbound.mx.connections import Reporting, SiteConnections
 from relay.outbound.mx.policy import Policy
 from relay.outbound.mx.sites import Site, SiteKey, Sites
+from relay.outbound.mx.tls_results import TlsResults
 from relay.smtp.connection import Deadlines, opportunistic_tls
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ class Direct:
         private: bool = False,
         most: int = 8,
         policy: Policy | None = None,
+        results: TlsResults | None = None,
     ) -> None:
         """`resolver`: called when it is first needed; `own`: the relay's domains, the first of
         which exchangers are greeted with; `port` of exchangers; `private`: whether they may have
-        private addresses; `most`: connections to one site; `policy`: of TLS, None for none.
+        private addresses; `most`: connections to one site; `policy`: of TLS, None for none;
+        `results`: what is counted for reports of TLS, None: nothing is.
         """
         self._own = frozenset(name.lower() for name in own)
         self._local_name = next(iter(own))
@@ -56,6 +59,7 @@ class Direct:
         self._most = most
         self._any_certificate = opportunistic_tls()
         self.sites = Sites(resolver, own=own, private=private, policy=policy)
+        self._reporting = None if results is None else Reporting(results, self.sites.published)
 
     def is_own(self, domain: str) -> bool:
         """Whether a domain is this relay's."""
@@ -64,7 +68,13 @@ class Direct:
     def connections(self, site: Site) -> SiteConnections:
         """The connections to a site, none of them open yet."""
         return SiteConnections(
-            site, self._port, self._local_name, self._deadlines, self._rng, self._any_certificate
+            site,
+            self._port,
+            self._local_name,
+            self._deadlines,
+            self._rng,
+            self._any_certificate,
+            self._reporting,
         )
 
     def bound(self, key: Hashable, gate: int | None) -> int | None:

@@ -32,13 +32,14 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client import Counter
 
 from relay.errors import TemporaryFailure
 from relay.metrics import registry
 from relay.outbound.mx.exchangers import Exchanger
+from relay.smtp.tls_faults import Wrong
 
 UNMET = Counter(
     "relay_outbound_policy_unmet",
@@ -69,8 +70,21 @@ class Verifier(Protocol):
     def context(self) -> ssl.SSLContext:
         """What the handshake is made with: it may verify by itself (PKIX, the name)."""
 
-    def accepts(self, session: ssl.SSLObject) -> str | None:
-        """Look at what was shaken hands with; None accepts it, else a clause says why not."""
+    def accepts(self, session: ssl.SSLObject) -> Wrong | None:
+        """Look at what was shaken hands with; None accepts it."""
+
+
+class Published(NamedTuple):
+    """A policy as a domain has published it, for reports (RFC 8460, 4.4)."""
+
+    type: str
+    """`tlsa`, `sts` or `no-policy-found`."""
+    strings: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """What a policy of MTA-STS names."""
+
+
+NO_POLICY = Published("no-policy-found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,7 @@ class TlsPolicy:
     """By which policy, for whoever reads why mail is deferred: `MTA-STS`, `DANE`."""
     server_name: str | None = None
     """The name in SNI, where it is not the exchanger's."""
+    published: Published = field(default=NO_POLICY, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what nothing could be verified by."""

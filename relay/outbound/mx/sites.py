@@ -29,7 +29,14 @@ from relay.outbound.mx.exchangers import (
     questions,
     usable,
 )
-from relay.outbound.mx.policy import NoPolicy, Policy, PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.mx.policy import (
+    NoPolicy,
+    Policy,
+    PolicyUnavailable,
+    Published,
+    Security,
+    TlsPolicy,
+)
 
 if TYPE_CHECKING:
     from relay.dns.resolver import Resolver  # loaded when it is first needed
@@ -115,6 +122,12 @@ class Sites:
         """What was found lately, without asking; None: it has to be looked up."""
         known = self._known.get(domain)
         return None if known is None or known.until <= now else known.found
+
+    def published(self, domain: str, host: str) -> Published:
+        """What a domain had published about an exchanger when it was looked up last."""
+        known = self._known.get(domain)
+        policies = known.found.policies if known and isinstance(known.found, Site) else {}
+        return policies.get(host, _OPPORTUNISTIC).published
 
     async def look_up(self, domain: str) -> Site | Unreachable:
         """Ask the DNS, and the policy."""

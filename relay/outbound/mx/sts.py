@@ -66,9 +66,11 @@ from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.mx.exchangers import Exchanger
-from relay.outbound.mx.policy import UNMET, PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.mx.policy import UNMET, PolicyUnavailable, Published, Security, TlsPolicy
 from relay.outbound.mx.sts_store import Kept, StsStore
+from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.smtp.connection import client_tls
+from relay.smtp.tls_faults import TlsFault, Wrong
 
 if TYPE_CHECKING:
     from relay.dns.resolver import Resolver  # loaded when it is first needed
@@ -120,7 +122,7 @@ class WebPki:
         """All of it happens in the handshake."""
         return self.authorities()
 
-    def accepts(self, session: ssl.SSLObject) -> str | None:
+    def accepts(self, session: ssl.SSLObject) -> Wrong | None:
         """Nothing is left to look at."""
         return None
 
@@ -159,8 +161,11 @@ class StsPolicies:
         resolver: Callable[[], Resolver],
         get: Get,
         authorities: Callable[[], ssl.SSLContext],
+        results: TlsResults | None = None,
     ) -> None:
-        """`authorities`: gives what verifies exchangers (`web_pki`), the same each time."""
+        """`authorities`: gives what verifies exchangers (`web_pki`), the same each time; `results`:
+        what is counted for reports, None: nothing is."""
+        self._results = results
         self._store = store
         self._resolver = resolver
         self._get = get
@@ -176,8 +181,12 @@ class StsPolicies:
         if policy is None or policy.mode is Mode.NONE:
             return {}
         enforced = policy.mode is Mode.ENFORCE
+        published = _published(policy)
         named = TlsPolicy(
-            Security.VERIFIED if enforced else Security.TESTED, self._verifier, why=NAME
+            Security.VERIFIED if enforced else Security.TESTED,
+            self._verifier,
+            NAME,
+            published=published,
         )
         found = {}
         for name in (one.name for one in exchangers):
@@ -185,9 +194,11 @@ class StsPolicies:
                 found[name] = named
                 continue
             UNMET.labels(policy.mode.value, "host").inc()
+            self._count(TlsResult(domain, published, TlsFault.VALIDATION, name))
             if enforced:
-                found[name] = TlsPolicy(Security.REFUSED, why=NAME)
+                found[name] = TlsPolicy(Security.REFUSED, why=NAME, published=published)
             else:
+                found[name] = TlsPolicy(why=NAME, published=published)
                 log.info("outbound.sts_not_named", domain=domain, host=name)
         return found
 
@@ -208,6 +219,10 @@ class StsPolicies:
                     if fetched is not None:
                         return fetched  # for this once, even if it expires at once
             return known.policy(trio.current_time())
+
+    def _count(self, result: TlsResult) -> None:
+        if self._results is not None:
+            self._results.count(result)
 
     @asynccontextmanager
     async def _turn(self, domain: str) -> AsyncIterator[None]:
@@ -255,15 +270,21 @@ class StsPolicies:
         """The policy that the domain's server has now, which is kept; None: none can be had."""
         # Now, for who waits for it may give up.
         known.tried, known.tried_at = policy_id, trio.current_time()
+        fault = "sts-policy-fetch-error"
         try:
             status, media_type, body = await self._get(
                 sts.policy_url(domain), {"Accept": "text/plain"}, sts.MAX_POLICY
             )
             wrong = sts.refusal(status, media_type)
             policy = None if wrong else sts.parse(body)
-        except (TemporaryFailure, Unusable) as error:
+        except TemporaryFailure as error:
             wrong, policy = str(error), None
+            if wrong.startswith("TLS "):  # `Poster` says no more of it
+                fault = "sts-webpki-invalid"
+        except Unusable as error:
+            wrong, policy, fault = str(error), None, "sts-policy-invalid"
         if policy is None:
+            self._count(TlsResult(domain, Published("sts"), fault))
             _FETCHES.labels("failed").inc()
             holds = known.policy(trio.current_time()) is not None
             log.info("outbound.sts_not_fetched", domain=domain, reason=wrong, kept=holds)
@@ -276,3 +297,9 @@ class StsPolicies:
         except DatabaseUnavailable:
             log.warning("outbound.sts_not_stored", domain=domain)  # it holds here
         return policy
+
+
+def _published(policy: StsPolicy) -> Published:
+    """A policy as reports show it."""
+    strings = ("version: STSv1", f"mode: {policy.mode}", f"max_age: {policy.max_age}")
+    return Published("sts", (*strings, *(f"mx: {host}" for host in policy.hosts)), policy.hosts)

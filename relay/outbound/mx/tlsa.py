@@ -21,7 +21,7 @@ Promises
 - Of the digests of one usage and selector the strongest decides alone (RFC 7671, 9).
 - The work is bounded by `MOST_RECORDS` and `MOST_SHOWN`, whatever a stranger publishes or shows.
 
-Fails: never; what is wrong is a `Mismatch`.
+Fails: never; what is wrong is a `Wrong`.
 
 Why not OpenSSL's DANE: Python's ssl does not have it.  Its way of building a chain cannot be asked
 for one after the handshake, either, and only then is known which authority is the one.
@@ -43,7 +43,7 @@ from cryptography.hazmat.primitives.hashes import MD5, SHA1
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
-from relay.smtp.tls_faults import TlsFault
+from relay.smtp.tls_faults import TlsFault, Wrong
 
 MOST_RECORDS = 32
 """Records of a server that are looked at."""
@@ -86,13 +86,6 @@ class Tlsa(NamedTuple):
         """Whether a certificate is the one that is meant."""
         selected = shown.der if self.selector == _WHOLE else shown.key
         return self.data == _digest(self.matching, selected)
-
-
-class Mismatch(NamedTuple):
-    """What is wrong with what a server shows; `text` is a clause."""
-
-    fault: TlsFault
-    text: str
 
 
 class Shown:
@@ -144,7 +137,7 @@ def usable(texts: Iterable[str]) -> tuple[Tlsa, ...]:
 
 def mismatch(
     records: Collection[Tlsa], chain: Sequence[bytes], names: Collection[str], now: datetime
-) -> Mismatch | None:
+) -> Wrong | None:
     """What is wrong with the certificates that a server shows, its own first; None: they match.
 
     `names`: of which its own must have one, where an authority is what matches (A-labels in small
@@ -153,18 +146,18 @@ def mismatch(
     try:
         shown = [Shown(der) for der in chain[:MOST_SHOWN]]
     except ValueError:
-        return Mismatch(TlsFault.VALIDATION, "it cannot be read")
+        return Wrong(TlsFault.VALIDATION, "it cannot be read")
     if not shown:
-        return Mismatch(TlsFault.VALIDATION, "there is none")
+        return Wrong(TlsFault.VALIDATION, "there is none")
     if any(record.usage == END_ENTITY and record.matches(shown[0]) for record in records):
         return None
     anchors = [record for record in records if record.usage == TRUST_ANCHOR]
     if not anchors:
-        return Mismatch(TlsFault.VALIDATION, "it matches no TLSA record")
+        return Wrong(TlsFault.VALIDATION, "it matches no TLSA record")
     try:
         return _from_anchor(anchors, shown, names, now)
     except _Unreadable:
-        return Mismatch(TlsFault.VALIDATION, "its chain cannot be read")
+        return Wrong(TlsFault.VALIDATION, "its chain cannot be read")
 
 
 # From an authority down ---------------------------------------------------------------------------
@@ -172,7 +165,7 @@ def mismatch(
 
 def _from_anchor(
     anchors: Sequence[Tlsa], shown: Sequence[Shown], names: Collection[str], now: datetime
-) -> Mismatch | None:
+) -> Wrong | None:
     own = shown[0].read()
     pool = [(each.read(), any(one.matches(each) for one in anchors)) for each in shown[1:]]
     keys = []
@@ -186,21 +179,21 @@ def _from_anchor(
     path = _path([own], pool, keys, set())
     if path is None:
         text = "no authority of a TLSA record has signed it"
-        return Mismatch(TlsFault.NOT_TRUSTED, text)
+        return Wrong(TlsFault.NOT_TRUSTED, text)
     for at, certificate in enumerate(path):
         if not _is_in_time(certificate, now):
             whose = "it" if at == 0 else "an authority of its chain"
             over = now > certificate.not_valid_after_utc
             text = f"{whose} has expired" if over else f"{whose} is not valid yet"
-            return Mismatch(TlsFault.EXPIRED, text)
+            return Wrong(TlsFault.EXPIRED, text)
         if wrong := _unfit(certificate, at):
-            return Mismatch(TlsFault.NOT_TRUSTED, wrong)
+            return Wrong(TlsFault.NOT_TRUSTED, wrong)
     has = _names_of(own)
     for certificate in path[1:]:
         if not _may_name(certificate, has):
-            return Mismatch(TlsFault.NOT_TRUSTED, "an authority may not sign its names")
+            return Wrong(TlsFault.NOT_TRUSTED, "an authority may not sign its names")
     if not any(_is_named(name, has) for name in names):
-        return Mismatch(TlsFault.HOST, f"it is not for {min(names, key=len)}")
+        return Wrong(TlsFault.HOST, f"it is not for {min(names, key=len)}")
     return None
 
 

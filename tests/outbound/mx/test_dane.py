@@ -17,6 +17,7 @@ from relay.dns.resolver import Proof, Resolver
 from relay.outbound.mx.dane import PROVED, TLSA, UNPROVED, DaneFirst, DanePolicies, Matching
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.mx.tls_results import TlsResults
 from tests.dns.server import DnsServer
 from tests.outbound.mx.pki import Issued, issue, serving
 from tests.outbound.mx.test_direct import Says, World, answers, world
@@ -244,7 +245,11 @@ class Shown:
 
 @asynccontextmanager
 async def delivering(
-    pool: Pool, folder: Path, domains: Mapping[str, str], other: Says | None = None
+    pool: Pool,
+    folder: Path,
+    domains: Mapping[str, str],
+    other: Says | None = None,
+    results: TlsResults | None = None,
 ) -> AsyncIterator[tuple[World, Shown, Zone]]:
     """A world in which domains have numbers of sinks as exchangers, all of it signed.
 
@@ -274,8 +279,12 @@ async def delivering(
     async with names({}) as server:
         server.zone = zone
         resolver = Resolver([server.address], failed_ttl=0.1)
-        dane = DanePolicies(lambda: resolver)
-        settings = {"policy": DaneFirst(dane, other), "resolver": lambda: resolver}
+        dane = DanePolicies(lambda: resolver, results=results)
+        settings = {
+            "policy": DaneFirst(dane, other),
+            "resolver": lambda: resolver,
+            "results": results,
+        }
         async with world(pool, {}, scripts, tls=tls, **settings) as w:
             dane._port = next(iter(w.sinks.values())).port
             yield w, shown, zone

@@ -19,6 +19,7 @@ from relay.outbound.mx.connections import MOST_TRIED
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
 from relay.smtp import racing
+from relay.smtp.tls_faults import TlsFault, Wrong
 from tests import certificates
 from tests.dns.server import DnsServer
 from tests.outbound.node import put
@@ -318,10 +319,10 @@ class Refuses:
         context.verify_mode = ssl.CERT_NONE
         return context
 
-    def accepts(self, session: ssl.SSLObject) -> str | None:
+    def accepts(self, session: ssl.SSLObject) -> Wrong | None:
         """Say why not."""
         assert session.getpeercert(binary_form=True)
-        return "it is not the one"
+        return Wrong(TlsFault.VALIDATION, "it is not the one")
 
 
 async def test_a_policy_decides_for_its_domain_and_for_no_other(pool, any_tls):

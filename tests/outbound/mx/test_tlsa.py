@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.outbound.mx.tlsa import MOST_SHOWN, Mismatch, key_of, mismatch, parse, usable
-from relay.smtp.tls_faults import TlsFault
+from relay.outbound.mx.tlsa import MOST_SHOWN, key_of, mismatch, parse, usable
+from relay.smtp.tls_faults import TlsFault, Wrong
 from tests.outbound.mx.pki import Issued, issue, serving
 
 NAME = "mx.example"
@@ -274,7 +274,7 @@ def test_any_bytes_are_read_or_refused(shown):
     now = datetime.datetime.now(datetime.UTC)
     for texts in (["3 1 1 " + "ab" * 32], [CASES["3 0 1"].chain[1].record(2, 1, 0)]):
         found = mismatch(usable(texts), [shown], [NAME], now)
-        assert isinstance(found, Mismatch)
+        assert isinstance(found, Wrong)
     with suppress(ValueError):
         key_of(shown)
 

@@ -1,0 +1,320 @@
+"""Reports of TLS (RFC 8460), from what was counted to who gets them: one for a domain's day.
+
+Every node adds what it counted to `relay.tls_results`; one node at a time reports the days that are
+over, under a lease.
+
+Promises
+- Results are added once a minute, many in a statement, off the way of any mail.
+- A day (UTC) is reported when it is over, at a time within `SPREAD` after that is the domain's by
+  chance, to all that the domain's record names then: by mail through the queue, and by POST to
+  https: URLs at public addresses.  A domain without a record has its results forgotten.
+- A report is queued once: its mail and what was counted go with one commit.  What is posted may
+  come twice, after a crash; its id tells.
+- What cannot be posted, or whose record cannot be asked for, is tried `MOST_ATTEMPTS` times,
+  `AGAIN` seconds apart and more, and then given up.
+- What is older than `KEPT` days is removed, whatever became of it.
+
+Fails with `DatabaseUnavailable`.  When the answer of a commit is lost, a minute may count twice.
+
+What a crash leaves
+
+| it crashes                  | then                                                              |
+|-----------------------------|-------------------------------------------------------------------|
+| before results are stored   | those of the last minute are lost                                 |
+| before a report is queued   | it is made anew by whoever leads next                             |
+| between a post and its      | it is posted once more                                            |
+| commit                      |                                                                   |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import date
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from prometheus_client import Counter
+
+from relay.chance import new_rng, utc_now
+from relay.db.leases import FENCE, Lease
+from relay.db.pool import Pool
+from relay.dns.questions import Answer, Question, Status
+from relay.errors import PermanentFailure, TemporaryFailure
+from relay.log import get_logger
+from relay.metrics import registry
+from relay.outbound.enqueue import Enqueued, enqueue
+from relay.outbound.message import Address
+from relay.outbound.mx.policy import Published
+from relay.outbound.mx.tls_results import TlsResult, TlsResults
+from relay.outbound.tls_report import Report, mail_of, receivers, report_of
+
+log = get_logger()
+
+SPREAD = 4 * 3600.0
+"""Seconds after the end of a day over which its reports are made: not all at midnight (4.1)."""
+LATE = 300.0
+"""Seconds after the end of a day in which other nodes add what they counted."""
+AGAIN = 1800.0
+MOST_ATTEMPTS = 8
+KEPT = 4
+MOST_AT_ONCE = 50
+"""Reports that one round makes."""
+
+_REPORTS = Counter(
+    "relay_tls_reports",
+    "Reports of TLS to domains: mailed (queued), posted, unwanted (the domain has no record), or "
+    "failed (given up).",
+    ["outcome"],
+    registry=registry,
+)
+
+Ask = Callable[[Question], Awaitable[Answer]]
+Post = Callable[[str, bytes, Mapping[str, str]], Awaitable[int]]
+"""Posts, and returns the status; raises `TemporaryFailure`."""
+
+
+class Due(NamedTuple):
+    """A report that is to be made."""
+
+    day: date
+    domain: str
+    id: UUID
+    mailed: bool
+    urls: Sequence[str] | None
+    attempts: int
+
+
+class TlsReports:
+    """What was counted, and who is told."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        results: TlsResults,
+        ask: Ask,
+        post: Post,
+        *,
+        sender: Address,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`sender`: whom reports are from; `ask` the DNS; `post` where somebody else says."""
+        self._pool = pool
+        self._results = results
+        self._ask = ask
+        self._post = post
+        self._sender = sender
+        self._rng = rng or new_rng()
+
+    # What was counted -----------------------------------------------------------------------------
+
+    async def store(self) -> None:
+        """Add what this node has counted since the last time."""
+        taken = self._results.take()
+        if not taken:
+            return
+        rows = [(*_row(result), count) for result, count in taken.items()]
+        columns = map(list, zip(*rows, strict=True))
+        try:
+            await self._pool.execute(
+                """
+                INSERT INTO relay.tls_results AS r
+                    (day, domain, key, policy, fault, host, address, count)
+                SELECT ((now() - interval '30 s') AT TIME ZONE 'UTC')::date,
+                       n.domain, n.key, n.policy::jsonb, n.fault, n.host, n.address, n.count
+                FROM unnest(%(keys)s::bytea[], %(domains)s::text[], %(policies)s::text[],
+                            %(faults)s::text[], %(hosts)s::text[], %(addresses)s::text[],
+                            %(counts)s::bigint[])
+                    AS n (key, domain, policy, fault, host, address, count)
+                ORDER BY n.domain, n.key  -- two nodes lock the rows in one order
+                ON CONFLICT (day, domain, key) DO UPDATE
+                SET count = r.count + excluded.count
+                """,
+                dict(zip(_COLUMNS, columns, strict=True)),
+            )
+        except BaseException:
+            self._results.put_back(taken)
+            raise
+
+    # Who is told ----------------------------------------------------------------------------------
+
+    async def due(self, lease: Lease) -> list[Due]:
+        """The reports that are to be made now, those that fail often last."""
+        await self._pool.execute(
+            f"""
+            WITH old AS (
+                DELETE FROM relay.tls_results
+                WHERE day < (now() AT TIME ZONE 'UTC')::date - %(kept)s::integer
+            ), forgotten AS (
+                DELETE FROM relay.tls_reports
+                WHERE day < (now() AT TIME ZONE 'UTC')::date - %(kept)s::integer
+            )
+            INSERT INTO relay.tls_reports (day, domain, id, due_at)
+            SELECT d.day, d.domain, gen_random_uuid(),
+                   (d.day + 1)::timestamp AT TIME ZONE 'UTC'
+                   + make_interval(secs => %(late)s + %(spread)s * random())
+            FROM (SELECT DISTINCT r.day, r.domain
+                  FROM relay.tls_results r
+                  WHERE (r.day + 1)::timestamp AT TIME ZONE 'UTC'
+                        < now() - make_interval(secs => %(late)s)
+                    AND r.day >= (now() AT TIME ZONE 'UTC')::date - %(kept)s::integer) AS d
+            WHERE {FENCE}
+            ON CONFLICT DO NOTHING
+            """,  # noqa: S608 - a constant
+            {"kept": KEPT, "late": LATE, "spread": SPREAD, **lease.fence},
+        )
+        rows = await self._pool.fetch(
+            """
+            SELECT day, domain, id, mailed, urls, attempts
+            FROM relay.tls_reports
+            WHERE due_at <= now()
+            ORDER BY attempts, due_at
+            LIMIT %(most)s
+            """,
+            {"most": MOST_AT_ONCE},
+        )
+        return [Due(*row) for row in rows]
+
+    async def make(self, due: Due, lease: Lease) -> Enqueued | None:
+        """Make one report and have it go to all who want it; returns what was queued, if any."""
+        urls = due.urls
+        addresses: Sequence[str] = ()
+        if urls is None:
+            answer = await self._ask(Question(f"_smtp._tls.{due.domain}", "TXT"))
+            if answer.status is Status.FAILED:
+                await self._later(due, None, lease, answer.detail)
+                return None
+            addresses, urls = receivers(answer.records)
+            if not addresses and not urls:
+                _REPORTS.labels("unwanted").inc()
+                await self._done(due, lease)
+                return None
+        report = report_of(
+            due.domain, due.day, await self._counted(due), sender=self._sender, id=str(due.id)
+        )
+        left, why = await self._posted(report, urls)
+        queued = await self._queue(due, report, addresses, left, lease)
+        if queued is not None:
+            log.info("reporter.mailed", domain=due.domain, report=str(due.id))
+        if left:
+            await self._later(due, left, lease, why)
+        return queued
+
+    async def _counted(self, due: Due) -> list[tuple[TlsResult, int]]:
+        rows = await self._pool.fetch(
+            """
+            SELECT policy, fault, host, address, count
+            FROM relay.tls_results
+            WHERE day = %(day)s AND domain = %(domain)s
+            """,
+            {"day": due.day, "domain": due.domain},
+        )
+        return [
+            (TlsResult(due.domain, _published(policy), fault, host, address), count)
+            for policy, fault, host, address, count in rows
+        ]
+
+    async def _posted(self, report: Report, urls: Sequence[str]) -> tuple[list[str], str]:
+        """Post a report (5.4); returns where it did not arrive, and why."""
+        left, why = [], ""
+        for url in urls:
+            try:
+                headers = {"Content-Type": "application/tlsrpt+gzip"}
+                status = await self._post(url, report.body, headers)
+            except TemporaryFailure as error:
+                left.append(url)
+                why = str(error)
+                continue
+            if 200 <= status < 300:
+                _REPORTS.labels("posted").inc()
+                log.info("reporter.posted", domain=report.domain, report=report.id)
+            else:
+                left.append(url)
+                why = f"it was answered {status}"
+        return left, why
+
+    async def _queue(
+        self, due: Due, report: Report, addresses: Sequence[str], left: Sequence[str], lease: Lease
+    ) -> Enqueued | None:
+        """Queue the mail of a report, and remove what it says if nobody else is to get it."""
+        queued = None
+        async with self._pool.transaction() as conn:
+            cursor = await conn.execute(
+                f"""
+                UPDATE relay.tls_reports
+                SET mailed = true
+                WHERE day = %(day)s AND domain = %(domain)s AND {FENCE}
+                RETURNING true
+                """,  # noqa: S608 - a constant
+                {"day": due.day, "domain": due.domain, **lease.fence},
+            )
+            if await cursor.fetchone() is None:
+                return None  # somebody else leads
+            if addresses and not due.mailed:
+                message = mail_of(report, addresses, sender=self._sender, at=utc_now())
+                try:
+                    queued = await enqueue(self._pool, [message], conn=conn)
+                except PermanentFailure as error:  # suppressed, or none that can be sent to
+                    log.info("reporter.not_mailed", domain=due.domain, reason=str(error))
+                    _REPORTS.labels("failed").inc()
+                else:
+                    _REPORTS.labels("mailed").inc()
+            if not left:
+                await conn.execute(_FORGET, {"day": due.day, "domain": due.domain, **lease.fence})
+        return queued
+
+    async def _later(self, due: Due, urls: Sequence[str] | None, lease: Lease, why: str) -> None:
+        """Have another attempt made, or give up."""
+        if due.attempts + 1 >= MOST_ATTEMPTS:
+            _REPORTS.labels("failed").inc()
+            log.warning("reporter.given_up", domain=due.domain, report=str(due.id), reason=why)
+            await self._done(due, lease)
+            return
+        await self._pool.execute(
+            f"""
+            UPDATE relay.tls_reports
+            SET urls = %(urls)s,
+                attempts = attempts + 1,
+                due_at = now() + make_interval(secs => %(again)s)
+            WHERE day = %(day)s AND domain = %(domain)s AND {FENCE}
+            """,  # noqa: S608 - a constant
+            {
+                "urls": None if urls is None else list(urls),
+                "again": AGAIN * (due.attempts + 1) * self._rng.uniform(0.9, 1.1),
+                "day": due.day,
+                "domain": due.domain,
+                **lease.fence,
+            },
+        )
+        log.info("reporter.not_reported", domain=due.domain, report=str(due.id), reason=why)
+
+    async def _done(self, due: Due, lease: Lease) -> None:
+        await self._pool.execute(_FORGET, {"day": due.day, "domain": due.domain, **lease.fence})
+
+
+_COLUMNS = ("keys", "domains", "policies", "faults", "hosts", "addresses", "counts")
+
+_FORGET = f"""
+    WITH done AS (
+        DELETE FROM relay.tls_reports
+        WHERE day = %(day)s AND domain = %(domain)s AND {FENCE}
+        RETURNING day, domain
+    )
+    DELETE FROM relay.tls_results r
+    USING done
+    WHERE r.day = done.day AND r.domain = done.domain
+"""  # noqa: S608 - a constant
+
+
+def _row(result: TlsResult) -> tuple[bytes, str, str, str, str, str]:
+    """Key, domain, policy, fault, host and address of a result."""
+    policy = json.dumps(result.published._asdict(), sort_keys=True)
+    parts = (policy, result.fault, result.host, result.address)
+    key = hashlib.sha256("\0".join(parts).encode()).digest()
+    return (key, result.domain, *parts)
+
+
+def _published(policy: dict[str, Any]) -> Published:
+    return Published(policy["type"], tuple(policy["strings"]), tuple(policy["hosts"]))
