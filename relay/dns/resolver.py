@@ -77,7 +77,9 @@ class Proof(NamedTuple):
     validates: bool | None
     """None: no server said."""
     why: str = ""
-    """Why not, as a clause."""
+    """Why not: `remote` (a server is not on this host), `unvalidated`, or `silent`."""
+    server: str = ""
+    """Which is it."""
 
 
 class _Cached(NamedTuple):
@@ -183,21 +185,19 @@ class Resolver:
 
     async def proof(self) -> Proof:
         """Find out whether the servers validate, each asked anew for what the root has signed."""
-        unheard = ""
+        unheard = Proof(True)
         for server in dict.fromkeys(self._servers or self._system_servers()):
             if not is_loopback(server[0]):
-                return Proof(False, f"the DNS server {server[0]} is not on this host")
+                return Proof(False, "remote", server[0])
             try:
                 with trio.fail_after(self._server_timeout):
                     answer, _ = await _ask(server, Question(ROOT, "NS"))
-            except trio.TooSlowError:
-                unheard = f"the DNS server {server[0]} says nothing of the root"
-            except (OSError, _NoAnswer, wire.Malformed) as error:
-                unheard = f"the DNS server {server[0]} says nothing of the root: {error}"
+            except (trio.TooSlowError, OSError, _NoAnswer, wire.Malformed):
+                unheard = Proof(None, "silent", server[0])
             else:
                 if not (answer.secure and answer.records):
-                    return Proof(False, f"the DNS server {server[0]} does not validate")
-        return Proof(None, unheard) if unheard else Proof(True)
+                    return Proof(False, "unvalidated", server[0])
+        return unheard
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer, from the cache or a server."""

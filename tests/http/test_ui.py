@@ -35,7 +35,7 @@ from relay.http.problems import mailbox_not_found, message_not_found, no_space
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
 from relay.outbound import workers
-from relay.outbound.mx import connections, exchangers, sites
+from relay.outbound.mx import connections, dane, exchangers, sites, tlsa
 from relay.outbound.mx import sts as sts_kept
 from relay.settings import Settings, explain
 from relay.smtp import client, connection, replies
@@ -168,7 +168,9 @@ VERDICTS = [
 """What words the reasons of a check."""
 PIECES = {"{0}: ignored by {1}.", "-{0} {1} is {2}", "is no domain name"}
 """Of `relay.checks.findings`, which `mended` tells, and of `relay.addresses`."""
-FAILURES = [workers, exchangers, sites, sts_kept, connections, client, connection, replies]
+FAILURES = [
+    workers, exchangers, sites, sts_kept, dane, tlsa, connections, client, connection, replies,
+]  # fmt: skip
 """What words why a message of the queue failed or waits."""
 BUGS = {
     "<Mail of {0} bytes to {1} recipients>", "Reply({0}, {1})", "Connections to upstreams.",
@@ -180,6 +182,11 @@ BUGS = {
     "credentials need a server that is known", "the connection was closed by `abort`",
     "nothing at all matches, too", " and {0} more", "its policy",
     "Policies of MTA-STS that were asked for: fetched or failed.",
+    "version: STSv1", "mode: {0}", "max_age: {0}", "mx: {0}",  # of a policy that is reported
+    "Exchangers of signed domains that were looked at for TLSA records: found, unusable (none of "
+    "them can be used), none, or failed (the DNS did not say).",
+    "Whether the DNS servers have proved that they validate, without which there is no DANE.",
+    "it ends too soon", "a length of no kind",
 }  # fmt: skip
 """Of these, what no message is said to have failed for: bugs, settings, and names of things."""
 RECORDS = {

@@ -167,7 +167,7 @@ class DanePolicies:
         if self._on and (first or not was):
             log.info("outbound.dane_on")
         elif not self._on and (first or was):
-            log.warning("outbound.dane_off", reason=proof.why)
+            log.warning("outbound.dane_off", server=proof.server, reason=proof.why)
 
     async def policy_for(
         self, domain: str, exchangers: Sequence[Exchanger]

@@ -69,6 +69,13 @@ _UNDERSTOOD = {
 }
 _SERVES = {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
 
+_OUT_OF_TIME = {
+    (False, True): "it has expired",
+    (False, False): "it is not valid yet",
+    (True, True): "an authority of its chain has expired",
+    (True, False): "an authority of its chain is not valid yet",
+}
+
 T = TypeVar("T", bound=x509.ExtensionType)
 
 _Unreadable = (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension)
@@ -182,10 +189,8 @@ def _from_anchor(
         return Wrong(TlsFault.NOT_TRUSTED, text)
     for at, certificate in enumerate(path):
         if not _is_in_time(certificate, now):
-            whose = "it" if at == 0 else "an authority of its chain"
             over = now > certificate.not_valid_after_utc
-            text = f"{whose} has expired" if over else f"{whose} is not valid yet"
-            return Wrong(TlsFault.EXPIRED, text)
+            return Wrong(TlsFault.EXPIRED, _OUT_OF_TIME[at > 0, over])
         if wrong := _unfit(certificate, at):
             return Wrong(TlsFault.NOT_TRUSTED, wrong)
     has = _names_of(own)
@@ -259,14 +264,12 @@ def _signed_by_key(certificate: x509.Certificate, key: object) -> bool:
 
 def _unfit(certificate: x509.Certificate, at: int) -> str | None:
     """Why a certificate cannot stand where it does in a chain, 0 for the server's; a clause."""
-    whose = "it" if at == 0 else "an authority of its chain"
-    extensions = certificate.extensions
-    for extension in extensions:
+    for extension in certificate.extensions:
         if extension.critical and extension.oid not in _UNDERSTOOD:
-            return f"{whose} demands what is not understood"
+            return "a certificate of its chain demands what is not understood"
     purposes = _extension(certificate, x509.ExtendedKeyUsage)
     if purposes is not None and not _SERVES & set(purposes):
-        return f"{whose} is for another purpose"
+        return "a certificate of its chain is for another purpose"
     if at == 0:
         return None
     constraints = _extension(certificate, x509.BasicConstraints)
