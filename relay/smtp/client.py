@@ -43,6 +43,7 @@ from typing import NamedTuple
 from relay.addresses import ATEXT, DOMAIN, MAX_BYTES
 from relay.errors import Bug, PermanentFailure
 from relay.smtp.auth import Credentials, Exchange, choose, exchange
+from relay.smtp.dsn import Dsn
 from relay.smtp.replies import NotAReply, Reply, ReplyLimits, ReplyReader
 
 # --- the law -------------------------------------------------------------------------------
@@ -191,8 +192,8 @@ class Mail:
     """
 
     __slots__ = (
-        *("_data", "eight_bit", "mail_from", "rcpt_to", "recipients", "sender"),
-        *("smtputf8", "utf8_fields"),
+        *("_data", "dsn", "eight_bit", "mail_from", "rcpt_to", "recipients", "require_tls"),
+        *("sender", "smtputf8", "utf8_fields"),
     )
 
     def __init__(
@@ -204,11 +205,15 @@ class Mail:
         smtputf8: bool = False,
         utf8_fields: bool = False,
         crlf: bool = False,
+        dsn: Dsn | None = None,
+        require_tls: bool = False,
     ) -> None:
         """`smtputf8`: the headers need it; an address outside ASCII needs it by itself.
 
         `utf8_fields`: the headers would have it, and go as 8-bit text to a peer without.
         `crlf`: every line end of `data` is known to be CRLF, the last line's included.
+        `dsn`: what a peer with DSN is asked about reports; `require_tls`: only a peer with
+        REQUIRETLS, in verified TLS, gets it.
         """
         if not recipients:
             raise UnfitMail("a mail needs at least one recipient")
@@ -221,6 +226,8 @@ class Mail:
         self.smtputf8 = smtputf8 or not (sender + "".join(recipients)).isascii()
         self.eight_bit = not data.isascii()
         self.utf8_fields = utf8_fields and not self.smtputf8
+        self.dsn = dsn
+        self.require_tls = require_tls
         self._data = data if crlf else with_crlf(data)
 
     @classmethod
@@ -236,7 +243,8 @@ class Mail:
         self.recipients = (recipient,)
         self.mail_from = b"MAIL FROM:<%b>" % sender.encode()
         self.rcpt_to = (b"RCPT TO:<%b>\r\n" % recipient.encode(),)
-        self.smtputf8 = self.utf8_fields = self.eight_bit = False
+        self.smtputf8 = self.utf8_fields = self.eight_bit = self.require_tls = False
+        self.dsn = None
         self._data = data
         return self
 
@@ -255,6 +263,8 @@ class Mail:
             setattr(other, name, getattr(self, name))
         other.sender = path
         other.mail_from = b"MAIL FROM:<%b>" % path.encode("ascii")
+        if self.dsn is not None:
+            other.dsn = self.dsn.returning_here()
         return other
 
     @property
@@ -379,6 +389,8 @@ class SmtpClient:
         """Whether mails may be begun."""
         self.wants_tls = False
         """Whether the handshake is to start now."""
+        self.verified = False
+        """Whether the peer has shown who it is in TLS, as its driver found."""
         self.usable = True
         """Whether the connection can carry more."""
         self.failure: Outcome | None = None
@@ -590,6 +602,10 @@ class SmtpClient:
 
     def _refusal(self, mail: Mail) -> Outcome | None:
         """Return the outcome of a mail that this peer cannot take, without asking it."""
+        if mail.require_tls and not (self.verified and "REQUIRETLS" in self.features):
+            text = "the message may go by verified TLS and to servers with REQUIRETLS alone"
+            refused = LAW[Phase.MAIL][Seen.PERMANENT]
+            return _outcome(refused, Phase.MAIL, text)._replace(enhanced="5.7.30")
         if mail.smtputf8 and "SMTPUTF8" not in self.features:
             text = "the mail needs SMTPUTF8, which the peer does not offer"
         elif mail.eight_bit and "8BITMIME" not in self.features:
@@ -613,9 +629,17 @@ class SmtpClient:
                 line += b" SMTPUTF8"
         if mail.smtputf8:
             line += b" SMTPUTF8"
+        if mail.require_tls:
+            line += b" REQUIRETLS"
+        rcpt_to = mail.rcpt_to
+        if mail.dsn is not None and "DSN" in self.features:
+            line += mail.dsn.of_mail()
+            rcpt_to = tuple(
+                rcpt[:-2] + mail.dsn.of_rcpt(place) + b"\r\n" for place, rcpt in enumerate(rcpt_to)
+            )
         flight = self._flight
         if self._pipelining:
-            group = b"".join((line, b"\r\n", *mail.rcpt_to, b"DATA\r\n"))
+            group = b"".join((line, b"\r\n", *rcpt_to, b"DATA\r\n"))
             self._out.append(group)
             flight.append((Phase.MAIL, transaction, 0, now))
             for index in range(len(mail.rcpt_to)):
@@ -624,7 +648,7 @@ class SmtpClient:
             return len(group)
         queue = self._queue
         queue.append((Phase.MAIL, 0, line + b"\r\n"))
-        queue.extend((Phase.RCPT, index, rcpt) for index, rcpt in enumerate(mail.rcpt_to))
+        queue.extend((Phase.RCPT, index, rcpt) for index, rcpt in enumerate(rcpt_to))
         queue.append((Phase.DATA, 0, b"DATA\r\n"))
         self._write_next(now)
         return 0

@@ -329,6 +329,9 @@ class Connection:
         else:
             self._wire = tls
             self.peer = self.peer._replace(tls=tls.version)
+            # Where any certificate will do, TLS says nothing of who is there.
+            verified = context.verify_mode is not ssl.CERT_NONE or self.route.accepts is not None
+            self._core.verified = verified
             return trio.current_time() - began
         raise OpenFailed(_trouble(Phase.TLS, text, tuple(self._core.trace)), self.peer, fault)
 

@@ -60,6 +60,8 @@ class Session:
     recipients: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     """The verbs, in order."""
+    lines: list[str] = field(default_factory=list)
+    """The commands, in order."""
     secured: bool = False
     """Whether it is inside TLS."""
 
@@ -83,6 +85,8 @@ class Sink:
         self.sessions: list[Session] = []
         self.port = 0
         self.pipelining = True
+        self.extensions: tuple[str, ...] = ()
+        """What EHLO offers besides."""
 
     @property
     def url(self) -> str:
@@ -133,11 +137,13 @@ class Sink:
             text = line.decode("utf-8", "replace")
             verb = text.partition(" ")[0].upper()
             session.said.append(verb)
+            session.lines.append(text)
             usual = b"250 2.0.0 Ok\r\n"
             if verb == "EHLO":
                 pipelining = b"250-PIPELINING\r\n" if self.pipelining else b""
                 starttls = b"250-STARTTLS\r\n" if self.tls and not session.secured else b""
-                offers = pipelining + starttls
+                more = "".join(f"250-{each}\r\n" for each in self.extensions).encode()
+                offers = pipelining + starttls + more
                 usual = b"250-sink\r\n" + offers + b"250-8BITMIME\r\n250 SIZE 10000000\r\n"
             elif verb == "STARTTLS":
                 usual = b"220 2.0.0 go on\r\n"

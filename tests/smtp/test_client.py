@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from relay.errors import PermanentFailure
 from relay.smtp.auth import Credentials
 from relay.smtp.client import LAW, Mail, Outcome, Phase, Seen, SmtpClient, UnfitMail, Verdict
+from relay.smtp.dsn import Dsn, MailWishes, Notify, RcptWishes
 from relay.smtp.replies import MAX_TEXT, NotAReply, ReplyLimits, ReplyReader
 
 EHLO = b"250-mx\r\n250-PIPELINING\r\n250-SIZE 10000\r\n250-8BITMIME\r\n250 SMTPUTF8\r\n"
@@ -679,3 +680,57 @@ def test_the_text_of_a_reply_is_bounded_and_clean():
     assert reply.text.startswith("[31mred yyy")
     assert len(reply.text) == MAX_TEXT
     assert reply.text.isprintable()
+
+
+ASKED = Dsn(MailWishes("HDRS", "a1"), (RcptWishes(Notify.NEVER), RcptWishes(orcpt="rfc822;x@y")))
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_what_was_asked_of_reports_goes_to_who_has_dsn(serial: bool):
+    """And to nobody else; the lines are those of the mail otherwise."""
+    mail = Mail("a@x.org", ("b@y.org", "c@y.org"), b"Hi\r\n", dsn=ASKED)
+    without = Talk(SERIAL if serial else EHLO)
+    assert b"NOTIFY" not in without.begin(mail)
+    ehlo = b"250-mx\r\n250 DSN\r\n" if serial else b"250-mx\r\n250-PIPELINING\r\n250 DSN\r\n"
+    lines = [
+        b"MAIL FROM:<a@x.org> RET=HDRS ENVID=a1\r\n",
+        b"RCPT TO:<b@y.org> NOTIFY=NEVER\r\n",
+        b"RCPT TO:<c@y.org> ORCPT=rfc822;x@y\r\n",
+        b"DATA\r\n",
+    ]
+    talk = Talk(ehlo)
+    said = talk.begin(mail)
+    for _ in range(3 if serial else 0):
+        said += talk.hears(b"250 ok\r\n")
+    assert said == b"".join(lines)
+    # A mail that says nothing gets no parameter, and one behind new fields keeps its own.
+    assert b"RET" not in Talk(ehlo).begin(MAIL)
+    assert b" RET=HDRS ENVID=a1" in Talk(ehlo).begin(mail.behind(b"X: y\r\n"))
+    returning = Mail("a@x.org", ("b@y.org",), b"Hi\r\n", dsn=Dsn(MailWishes(), (SUCCESS,)))
+    back = Talk(b"250-mx\r\n250-PIPELINING\r\n250 DSN\r\n").begin(returning.returning("b-1@r.org"))
+    assert back.startswith(b"MAIL FROM:<b-1@r.org>\r\nRCPT TO:<b@y.org> NOTIFY=FAILURE\r\n")
+
+
+SUCCESS = RcptWishes(Notify.SUCCESS)
+
+
+@pytest.mark.parametrize(
+    ("verified", "offered", "goes"),
+    [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],
+)
+def test_mail_that_requires_tls(verified: bool, offered: bool, goes: bool):
+    """Goes to who has shown who it is and offers REQUIRETLS; else it fails, and nothing is said."""
+    mail = Mail("a@x.org", ("b@y.org",), b"Hi\r\n", require_tls=True)
+    talk = Talk(
+        b"250-mx\r\n250-PIPELINING\r\n" + (b"250 REQUIRETLS\r\n" if offered else b"250 X\r\n")
+    )
+    talk.client.verified = verified
+    said = talk.begin(mail)
+    if goes:
+        assert said.startswith(b"MAIL FROM:<a@x.org> REQUIRETLS\r\n")
+        assert b"REQUIRETLS" not in Talk(EHLO).begin(MAIL)
+        return
+    assert said == b""
+    assert (talk.outcome.verdict, talk.outcome.enhanced) == (Verdict.FAILED, "5.7.30")
+    assert talk.outcome.connection_usable
+    assert b"MAIL FROM" in talk.begin(MAIL)

@@ -46,6 +46,7 @@ export default {
   "plaintext came behind the STARTTLS reply": "hinter der Antwort auf STARTTLS kam Klartext",
   "the connection is not usable": "die Verbindung ist nicht zu gebrauchen",
   "the mail needs SMTPUTF8, which the peer does not offer": "die Mail braucht SMTPUTF8, was die Gegenstelle nicht anbietet",
+  "the message may go by verified TLS and to servers with REQUIRETLS alone": "die Nachricht darf nur über geprüftes TLS und an Server mit REQUIRETLS gehen",
   "the message has 8-bit bytes, and the peer does not offer 8BITMIME": "die Nachricht hat 8-Bit-Zeichen, und die Gegenstelle bietet 8BITMIME nicht an",
   "the message has {0} bytes, the peer takes at most {1}": "die Nachricht hat {0} Bytes, die Gegenstelle nimmt höchstens {1}",
   "the peer answered the dot before it was sent": "die Gegenstelle beantwortete den Punkt, bevor er gesendet war",
