@@ -9,6 +9,7 @@ Fails: without the database sessions get 4xx.
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -64,6 +65,8 @@ async def run(
     certificate: Certificate | None = None,
     proxies: Sequence[Network] = (),
     password_checks: PasswordChecks | None = None,
+    reports: bool = True,
+    lifetime: float = math.inf,
 ) -> None:
     """Serve submission on `sockets`, which listen already and stay open, until drained.
 
@@ -72,7 +75,7 @@ async def run(
     `keys` are those of this process, so that what is revoked here is known at once; `names` those
     that only the administrator sends from; `wake_outbound` tells this process's claimer of what was
     queued, None where none runs; without `space` on the disk nothing is taken; `password_checks`:
-    those that other ports share.
+    those that other ports share; `reports` and `lifetime` as `Submission` has them.
     """
     # For the claimers of other processes, where none runs here.
     announcer = Announcer(partial(announce, pool), rest=_ANNOUNCE_EVERY)
@@ -89,6 +92,8 @@ async def run(
         admin_token_hash,
         hostname,
         password_checks or PasswordChecks(),
+        reports=reports,
+        lifetime=lifetime,
     )
     server = Server(
         _NoMailboxes(),

@@ -19,6 +19,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     │   ├── sender        delivers what was claimed, and has the outcomes recorded
     │   ├── claimer       leases outbound mail that is due, as much as the sender has room for
     │   ├── returns       reads bounces and complaints (only if there is a bounce domain)
+    │   ├── notifier      tells submitters what became of their mail
     │   └── webhooks      posts signed webhooks
     ├── lifecycle         mail about accounts
     │   └── collector     turns account tokens into letters, in batches, within a budget
@@ -44,9 +45,11 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     ingest, lmtp             Consult                         filter
     writer                   Wake                            summariser
     listener                 Wake                            summariser, ticker, claimer,
-                                                             returns, webhooks, collector
+                                                             returns, notifier, webhooks,
+                                                             collector
     control, collector,      Due                             claimer
-    submission, reporter
+    submission, reporter,
+    notifier
     sender                   Credit, Due                     claimer
     claimer                  Deliver, Claiming, NothingHigh  sender
 
@@ -101,6 +104,7 @@ from actors import (
     ingest_process,
     listener,
     lmtp,
+    notifier,
     pop3,
     postgres,
     reaper,
@@ -155,6 +159,7 @@ from relay.outbound.mx.dane import DaneFirst, DanePolicies
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
 from relay.outbound.mx.tls_results import TlsResults
+from relay.outbound.notices import Notices
 from relay.outbound.notified import Notified
 from relay.outbound.queue import Queue
 from relay.outbound.rates import LeaseBudget, SharedRates
@@ -202,6 +207,7 @@ ROLES = (
     "reaper",
     "collector",
     "returns",
+    "notifier",
     "webhooks",
     "devices",
     "control",
@@ -253,6 +259,7 @@ class Mailboxes:
     claimer: Mailbox[Any] = field(default_factory=lambda: Mailbox("claimer", capacity=4096))
     sender: Mailbox[Any] = field(default_factory=lambda: Mailbox("sender", capacity=64))
     returns: Mailbox[Any] = field(default_factory=lambda: Mailbox("returns", capacity=16))
+    notifier: Mailbox[Any] = field(default_factory=lambda: Mailbox("notifier", capacity=16))
     webhooks: Mailbox[Any] = field(default_factory=lambda: Mailbox("webhooks", capacity=16))
     collector: Mailbox[Any] = field(default_factory=lambda: Mailbox("collector", capacity=16))
 
@@ -278,6 +285,7 @@ class Parts:
     sender: Run
     claimer: Run
     returns: Run | None
+    notifier: Run
     webhooks: Run
     collector: Run | None
     device_store: Run
@@ -397,6 +405,13 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
                 parts.returns,
                 hears=(SweepNow,),
                 mailbox=boxes.returns,
+                liveness=120.0,
+            ),
+            actor(
+                "notifier",
+                parts.notifier,
+                hears=(SweepNow,),
+                mailbox=boxes.notifier,
                 liveness=120.0,
             ),
             actor(
@@ -581,6 +596,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 channels.EXPIRY: _wake(boxes.ticker),
                 channels.OUTBOUND: _outbound_route(boxes.claimer, right_of_way),
                 channels.RETURNS: _wake(boxes.returns),
+                channels.NOTICES: _wake(boxes.notifier),
                 channels.WEBHOOKS: _wake(boxes.webhooks),
                 channels.TOKENS: _wake(boxes.collector),
             },
@@ -651,6 +667,16 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         returns=None
         if return_paths is None
         else partial(returns.run, returned=returned, paths=return_paths),
+        notifier=partial(
+            notifier.run,
+            pool=pool,
+            notices=Notices(
+                pool,
+                settings.smtp.domains[0],
+                delayed_after=settings.submission.delayed_after,
+            ),
+            wake_outbound=wake_outbound,
+        ),
         webhooks=partial(
             webhooks.run,
             webhooks=Webhooks(pool),
@@ -758,6 +784,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             password_checks=password_checks,
             hostname=settings.smtp.domains[0],
             space=resources.space,
+            reports=settings.submission.reports,
+            lifetime=settings.submission.lifetime,
         )
         if settings.submission.bind or settings.submission.tls_bind
         else None,

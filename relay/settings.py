@@ -357,6 +357,9 @@ class Submission(_Section):
 
     bind: OptionalBind = "127.0.0.1:2587"
     tls_bind: OptionalBind = ""
+    reports: bool = True
+    delayed_after: Annotated[Seconds, Field(gt=0)] = 4 * 3600.0
+    lifetime: Annotated[Seconds, Field(ge=1)] = 5 * 86_400.0
 
 
 class Pop3(_Section):

@@ -204,7 +204,10 @@ class Drive:
         with smtplib.SMTP(host, int(port)) as session:
             self.watch.until("relay_submission_sessions_open")
             session.login("any", self.relay.run["admin_token"])
-            session.sendmail("a@example.org", ["b@submitted.example"], b"Subject: s\r\n\r\nx\r\n")
+            session.sendmail(
+                "a@example.org", ["b@submitted.example"], b"Subject: s\r\n\r\nx\r\n",
+                rcpt_options=["NOTIFY=SUCCESS"],
+            )  # fmt: skip
             session.mail("a@example.org")
             session.rcpt("b@submitted.example")
             session.docmd("DATA")

@@ -32,6 +32,8 @@ DKIM: Final = "relay_dkim"
 """Keys of DKIM were made, activated, retired or removed.  By a trigger; no keys."""
 RETURNS: Final = "relay_returns"
 """Something came back of mail that was sent.  By a trigger; no keys."""
+NOTICES: Final = "relay_notices"
+"""Something is to be told to submitters of mail.  By triggers; no keys."""
 TOKENS: Final = "token_insert"
 """Tokens wait for their letters.  By triggers, under the name that docs/sql.md gives; no keys."""
 
@@ -47,5 +49,6 @@ ALL: Final = (
     SESSIONS,
     DKIM,
     RETURNS,
+    NOTICES,
     TOKENS,
 )

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 from relay.outbound.message import Address, Attachment, Message
+from relay.smtp.dsn import Dsn, MailWishes, Notify, RcptWishes
 
 
 class Claimed(NamedTuple):
@@ -27,7 +28,9 @@ class Claimed(NamedTuple):
     `password` is encrypted; `upstream` None means the default route; `private`: whether the
     upstream may lie inside this network.  `fence` is the lease's number, the column `token`.
     `letter_of` is the token whose letter this is: `expired` if it may not be used any more,
-    `parked` while its account's status does not fit.
+    `parked` while its account's status does not fit.  `notify` to `require_tls` are what was asked
+    for where it was submitted (`relay.smtp.dsn`), `notify` None where it was not; `is_notice`: it
+    reports to a submitter.
     """
 
     id: UUID
@@ -66,6 +69,19 @@ class Claimed(NamedTuple):
     username: str | None
     password: bytes | None
     private: bool | None
+    notify: int | None
+    orcpt: str | None
+    ret: str | None
+    envid: str | None
+    require_tls: bool
+    is_notice: bool
+
+    @property
+    def dsn(self) -> Dsn | None:
+        """What the next server is asked about reports; None where nobody asked."""
+        if self.notify is None:
+            return None
+        return Dsn(MailWishes(self.ret, self.envid), (RcptWishes(Notify(self.notify), self.orcpt),))
 
     @property
     def own_lane(self) -> int:

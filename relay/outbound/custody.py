@@ -196,10 +196,14 @@ class Custody:
         opening: Sequence[Step] = (),
         secrets: Collection[str] = (),
         peer: Peer | None = None,
+        *,
+        tells: bool = False,
     ) -> None:
         """Report what became of a job whose delivery has ended; see `Settler.settle`."""
         self.drop(job, now)
-        settled = self._settler.settle(job.message, outcome, began_at, now, opening, secrets, peer)
+        settled = self._settler.settle(
+            job.message, outcome, began_at, now, opening, secrets, peer, tells=tells
+        )
         self.ended += 1
         _DELIVERY.observe(now - began_at)
         self._recorder.put(settled)

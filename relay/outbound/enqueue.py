@@ -51,6 +51,7 @@ from relay.errors import Bug, Invalid, PermanentFailure
 from relay.ids import new_ids
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 from relay.outbound.message import Message
+from relay.smtp.dsn import NO_WISHES, NOTHING_SAID
 
 FLUSH = "flush"
 """Announced on `OUTBOUND` by an operator: what was deferred is due, and no pause holds it back."""
@@ -114,17 +115,19 @@ def body_hash(body: Any) -> bytes:
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).digest()
 
 
-_UNNEST_CONTENTS = """unnest(
-        %(c_id)b::uuid[], %(c_owner)b::uuid[], %(c_sender)s::text[], %(c_sender_name)s::text[],
-        %(c_subject)s::text[], %(c_text)s::text[], %(c_html)s::text[], %(c_headers)s::text[],
-        %(c_attachments)s::text[], %(c_blob)b::bytea[], %(c_size)s::integer[],
-        %(c_tag)s::text[])"""
-
 # Data-modifying parts run whether or not anything reads them; each reads `go`, which is empty when
 # the key has been used or a recipient is suppressed, and then nothing is written but the key, which
 # is why `key` comes after the suppressions.  ON CONFLICT (id): the same call again after a lost
 # answer changes nothing.
-_ENQUEUE = f"""
+def _statement(*, submitted: bool) -> str:
+    """What queues; `submitted`: with what is known of submitted mail alone, and of reports."""
+    of_contents = ", ret, envid, require_tls, route_as" if submitted else ""
+    of_letters = ", notify, orcpt" if submitted else ""
+    contents = """
+        %(c_ret)s::text[], %(c_envid)s::text[], %(c_require_tls)s::boolean[],
+        %(c_route_as)s::text[],"""
+    letters = " %(m_notify)s::smallint[], %(m_orcpt)s::text[],"
+    return f"""
     WITH refused AS MATERIALIZED (
         SELECT DISTINCT s.address
         FROM unnest(%(m_address)s::text[], %(m_owner)b::uuid[]) AS m (address, owner)
@@ -145,11 +148,17 @@ _ENQUEUE = f"""
           AND (%(key)s::text IS NULL OR EXISTS (SELECT FROM key))
     ), contents AS (
         INSERT INTO relay.outbound_contents (id, owner, sender, sender_name, subject, text_body,
-            html_body, headers, attachments, blob, size, tag, created_at)
+            html_body, headers, attachments, blob, size, tag, created_at{of_contents})
         SELECT c.id, c.owner, c.sender, c.sender_name, c.subject, c.text_body, c.html_body,
-               c.headers::jsonb, c.attachments::jsonb, c.blob, c.size, c.tag, go.at
-        FROM go, {_UNNEST_CONTENTS} AS c (id, owner, sender, sender_name, subject, text_body,
-            html_body, headers, attachments, blob, size, tag)
+               c.headers::jsonb, c.attachments::jsonb, c.blob, c.size, c.tag, go.at{of_contents}
+        FROM go CROSS JOIN unnest(
+                %(c_id)b::uuid[], %(c_owner)b::uuid[], %(c_sender)s::text[],
+                %(c_sender_name)s::text[], %(c_subject)s::text[], %(c_text)s::text[],
+                %(c_html)s::text[], %(c_headers)s::text[], %(c_attachments)s::text[],
+                %(c_blob)b::bytea[], %(c_size)s::integer[],{contents if submitted else ""}
+                %(c_tag)s::text[])
+            AS c (id, owner, sender, sender_name, subject, text_body, html_body, headers,
+                  attachments, blob, size{of_contents}, tag)
         ON CONFLICT (id) DO NOTHING
     ), given AS MATERIALIZED (
         -- A microsecond apart, the first earliest and none in the future: first come, first sent,
@@ -165,16 +174,19 @@ _ENQUEUE = f"""
                 %(m_recipient)s::text[], %(m_name)s::text[], %(m_address)s::text[],
                 %(m_domain)s::text[], %(m_priority)s::smallint[], %(m_hold)s::boolean[],
                 %(m_lane)s::bigint[], %(m_sender)s::text[], %(m_send_at)s::timestamptz[],
-                %(m_not_after)s::timestamptz[], %(m_token)s::bigint[])
+                %(m_not_after)s::timestamptz[],{letters if submitted else ""}
+                %(m_token)s::bigint[])
             WITH ORDINALITY AS m (id, content_id, owner, recipient, name, address, domain, priority,
-                                  hold, unrouted, sender, send_at, not_after, token, place)
+                                  hold, unrouted, sender, send_at, not_after{of_letters}, token,
+                                  place)
         -- Looked up where it is queued: who makes a sender and mails from it has its lane.
         LEFT JOIN relay.senders s ON s.owner = m.owner AND s.address = lower(m.sender)
     ), letters AS (
         INSERT INTO relay.outbound_letters (id, content_id, owner, recipient, recipient_name,
-            address, domain, priority, hold_unknown, created_at, not_after, token)
+            address, domain, priority, hold_unknown, created_at, not_after, token{of_letters})
         SELECT g.id, g.content_id, g.owner, g.recipient, g.name, g.address, g.domain, g.priority,
-               g.hold, CASE WHEN g.send_at IS NULL THEN g.run_at ELSE g.at END, g.not_after, g.token
+               g.hold, CASE WHEN g.send_at IS NULL THEN g.run_at ELSE g.at END, g.not_after,
+               g.token{of_letters}
         FROM given g
         ON CONFLICT (id) DO NOTHING
         RETURNING id
@@ -190,7 +202,10 @@ _ENQUEUE = f"""
            (SELECT array_agg(g.lane ORDER BY g.place)
             FROM given g
             HAVING bool_or(g.sender_id IS NOT NULL))
-"""  # noqa: S608 - constants of this module only
+    """  # noqa: S608 - constants of this module only
+
+
+_ENQUEUE, _ENQUEUE_SUBMITTED = _statement(submitted=False), _statement(submitted=True)
 
 
 async def enqueue(
@@ -225,8 +240,12 @@ async def enqueue(
     params |= {"key": key, "key_hash": key_hash, "key_owner": owner}
     size = sum(params["c_size"])
     timeout = pool.call_timeout + size / _BYTES_A_SECOND + len(rows) / _LETTERS_A_SECOND
+    statement = _ENQUEUE
+    if any(message.submitted or message.route_as for message in messages):
+        statement = _ENQUEUE_SUBMITTED
+        params |= _of_submitted(messages)
     refused, stored, due_at, lanes = await _row(
-        pool, _ENQUEUE, params, conn, durable=repeated, timeout=timeout
+        pool, statement, params, conn, durable=repeated, timeout=timeout
     )
     if refused:
         raise Suppressed(sorted(refused))
@@ -345,7 +364,7 @@ def _arrays(
                     priority,
                     message.hold_unknown,
                     lane,
-                    message.sender.address,
+                    message.route_as or message.sender.address,
                     message.send_at,
                     message.not_after,
                     message.letter_of,
@@ -355,6 +374,27 @@ def _arrays(
     params |= _columns("c_", _CONTENT_COLUMNS, contents)
     params |= _columns("m_", _LETTER_COLUMNS, letters)
     return rows, params
+
+
+def _of_submitted(messages: Sequence[Message]) -> dict[str, list[Any]]:
+    """What `_ENQUEUE_SUBMITTED` takes besides, in the order of `_arrays`."""
+    contents: list[tuple[Any, ...]] = []
+    letters: list[tuple[Any, ...]] = []
+    for message in messages:
+        if not message.recipients:
+            continue
+        asked = message.submitted
+        ret, envid, require_tls = NO_WISHES if asked is None else asked.wishes
+        contents.append((ret, envid, require_tls or None, message.route_as))
+        for recipient in message.recipients:
+            if asked is None or not asked.reports:
+                letters.append((None, None))
+            else:
+                wishes = asked.wishes_of.get(recipient.address.lower(), NOTHING_SAID)
+                letters.append((int(wishes.notify), wishes.orcpt))
+    return _columns("c_", ("ret", "envid", "require_tls", "route_as"), contents) | _columns(
+        "m_", ("notify", "orcpt"), letters
+    )
 
 
 _CONTENT_COLUMNS = (

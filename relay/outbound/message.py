@@ -26,6 +26,7 @@ from uuid import UUID
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.addresses import ATEXT, MAX_BYTES, MAX_LOCAL_BYTES, a_labels
 from relay.errors import PermanentFailure
+from relay.smtp.dsn import NO_WISHES, MailWishes, RcptWishes
 
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """The instants that a message may have; as in migration 0015."""
@@ -67,12 +68,27 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedFor:
+    """What was asked for with a message that came by submission.
+
+    `wishes_of` by a recipient's address in lower case; who is missing asked for nothing.
+    `reports`: whether its submitter is told anything, and the next server what was asked for.
+    """
+
+    wishes: MailWishes = NO_WISHES
+    wishes_of: Mapping[str, RcptWishes] = field(default_factory=dict)
+    reports: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """What is to be sent to whom: becomes one queued message a recipient.
 
     `send_at` None means now, `not_after` that it is cancelled instead of delivered from then on,
     `letter_of` that it is the letter of that token and ends with it, `hold_unknown` that an unknown
     outcome is held instead of tried again.
+    `submitted`: what its submitter wants to be told, None where it did not come by submission;
+    `route_as`: of a report to a submitter, the address whose upstream it takes.
     """
 
     sender: Address
@@ -90,6 +106,8 @@ class Message:
     owner: UUID = ADMINISTRATOR_ID
     raw: bytes | None = field(default=None, repr=False)
     tag: str | None = None
+    submitted: AskedFor | None = None
+    route_as: str | None = None
 
 
 def check_text(text: str, name: str, *, limit: int | None = MAX_FIELD_CHARS) -> str:

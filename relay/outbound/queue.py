@@ -407,12 +407,13 @@ _CLAIM = """
     """
 _RECORD = """
     SELECT id
-    FROM relay.outbound_finalise($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+    FROM relay.outbound_finalise($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15,
+                                 $16)
     """
 _COLUMNS = (
     *(arrays.UUIDS, arrays.BIGINTS, arrays.TEXTS, arrays.DOUBLES, arrays.BOOLEANS, arrays.DOUBLES),
     *(arrays.REALS, arrays.TEXTS, arrays.SMALLINTS, arrays.TEXTS, arrays.TEXTS, arrays.BYTEAS),
-    *(arrays.TEXTS, arrays.TEXTS, arrays.TEXTS),
+    *(arrays.TEXTS, arrays.TEXTS, arrays.TEXTS, arrays.TEXTS),
 )
 _FINALISE = Statement(_RECORD, _COLUMNS)
 # What the first try recorded is only found: this commit must be one of its own, though it may have
@@ -452,7 +453,7 @@ def _columns(settled: Sequence[Settled]) -> list[bytes]:
         arrays.texts(enhanced),
         arrays.texts(errors),
         arrays.byteas(steps),
-        *map(arrays.texts, said),  # peers, versions of TLS, replies
+        *map(arrays.texts, said),  # peers, versions of TLS, replies, notices
     )
     return [column.data for column in columns]
 

@@ -36,7 +36,14 @@ def mail_of(claimed: Claimed) -> Mail:
     raw = claimed.raw
     if raw is not None:
         head = raw[: raw.find(b"\r\n\r\n") + 1]
-        return Mail(claimed.sender, (claimed.recipient,), raw, utf8_fields=not head.isascii())
+        return Mail(
+            claimed.sender,
+            (claimed.recipient,),
+            raw,
+            utf8_fields=not head.isascii(),
+            dsn=claimed.dsn,
+            require_tls=claimed.require_tls,
+        )
     # In one zone, whatever the session's is: an instant is written in many ways.
     date = claimed.created_at.astimezone(UTC)
     return compose(claimed.message, id=str(claimed.id), date=date)

@@ -20,7 +20,8 @@ class Settled(NamedTuple):
     begun.  `phase`, `code` and `enhanced` are of what decided it; `error` is redacted, and so is
     `reply`, the words of a reply that took the message.  `steps` are those of
     `relay.outbound.steps.pack`; None where the deciding phase says it all.  `peer` and `tls` are
-    those of a `relay.smtp.client.Peer`, None where no server was spoken to.
+    those of a `relay.smtp.client.Peer`, None where no server was spoken to.  `notice` is what its
+    submitter is to be told of its success, `relayed` or `delivered`.
     """
 
     id: UUID
@@ -37,3 +38,4 @@ class Settled(NamedTuple):
     peer: str | None = None
     tls: str | None = None
     reply: str | None = None
+    notice: str | None = None

@@ -20,6 +20,7 @@ from relay.outbound.states import Cause, cause_of
 from relay.outbound.steps import pack
 from relay.redact import LIMIT, redact
 from relay.smtp.client import Outcome, Peer, Phase, Step, Verdict
+from relay.smtp.dsn import Notify
 
 REPLY = 500
 """Characters of a reply that are kept where it took the message."""
@@ -46,16 +47,21 @@ class Settler:
         opening: Sequence[Step] = (),
         secrets: Collection[str] = (),
         peer: Peer | None = None,
+        *,
+        tells: bool = False,
     ) -> Settled:
         """Return what is to be recorded of a delivery that ended now.
 
         `opening`: the steps of its connection, where it was the first on it; `secrets`: the
-        spellings of the password that it was opened with; `peer`: who was spoken to.
+        spellings of the password that it was opened with; `peer`: who was spoken to; `tells`:
+        who took it tells the submitter of its success.
         """
         cause = Cause.DELIVERED
-        delay, error, reply = 0.0, None, None
+        delay, error, reply, notice = 0.0, None, None, None
         if outcome.verdict is Verdict.DELIVERED:
             reply = self._redacted(message, outcome.text, secrets, REPLY) or None
+            if message.notify and message.notify & Notify.SUCCESS and not tells:
+                notice = "delivered" if peer is None else "relayed"
         else:
             cause = cause_of(
                 outcome.verdict,
@@ -85,6 +91,7 @@ class Settler:
             None if peer is None else peer.name,
             None if peer is None else peer.tls,
             reply,
+            notice,
         )
 
     def _redacted(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
@@ -36,7 +37,9 @@ from relay.gcra import Gcra
 from relay.ids import new_id
 from relay.outbound.enqueue import KeyConflict, Suppressed
 from relay.outbound.message import (
+    LATEST,
     Address,
+    AskedFor,
     MalformedMessage,
     Message,
     parse_address,
@@ -45,6 +48,7 @@ from relay.outbound.message import (
 from relay.outbound.sending import ForeignSender, ReservedSender, Sending, UnclearSender
 from relay.outbound.submitted import Orders, Submitted, Trace
 from relay.outbound.suppressions import Suppressions
+from relay.smtp.dsn import RcptWishes
 from relay.smtp.shared import SubmittedMessage, WrongLogin
 
 BURST = 10.0
@@ -54,6 +58,7 @@ LOOK_EVERY = 2.0
 """Seconds for which a key that was found live is believed at commands, unless one is revoked
 here; it is not at the final dot."""
 
+_INSTANT = timedelta(seconds=1)
 _KEYS = 20_000  # of which the rate is remembered
 _IN_A_THREAD = 256 * 1024  # bytes of a message from which preparing it would be felt by others
 
@@ -95,8 +100,16 @@ class Submission:
         admin_token_hash: bytes,
         hostname: str,
         password_checks: PasswordChecks,
+        *,
+        reports: bool = True,
+        lifetime: float = math.inf,
     ) -> None:
-        """`hostname` is what the relay calls itself in Received fields."""
+        """`hostname` is what the relay calls itself in Received fields; `reports`: whether
+        submitters are told what becomes of their mail; `lifetime`: seconds for which mail may wait
+        that has no deadline of its own.
+        """
+        self.reports = reports
+        self._lifetime = lifetime
         self.password_checks: PasswordChecks | None = password_checks
         self.wanted = (
             "Wrong password: it must be an API key with the scope send, as `relay key create"
@@ -179,7 +192,9 @@ class Submission:
         if (refusal := await self._find(login)) is not None:
             return refusal
         large = len(taken.raw) > _IN_A_THREAD
-        prepare = partial(_prepared, taken, self._hostname, login)
+        prepare = partial(
+            _prepared, taken, self._hostname, login, reports=self.reports, lifetime=self._lifetime
+        )
         try:
             ready = await trio.to_thread.run_sync(prepare) if large else prepare()
             message, orders, senders, digest = ready
@@ -208,7 +223,7 @@ class Submission:
 
 
 def _prepared(
-    taken: SubmittedMessage, hostname: str, login: Login
+    taken: SubmittedMessage, hostname: str, login: Login, *, reports: bool, lifetime: float
 ) -> tuple[Message, Orders, list[str] | None, bytes | None]:
     """What is to be queued, what is asked for, every address in From, and an idempotency hash."""
     submitted = Submitted(taken.raw)
@@ -218,6 +233,12 @@ def _prepared(
     recipients = parse_recipients(taken.recipients, "a recipient")
     sender = parse_address(taken.sender, "the sender") if taken.sender else Address("")
     send_at = orders.send_at
+    not_after = orders.not_after
+    if not_after is None and lifetime < math.inf:
+        not_after = min(max(send_at or now, now) + timedelta(seconds=lifetime), LATEST - _INSTANT)
+    wishes_of: dict[str, RcptWishes] = {}
+    for text, wishes in taken.wishes_of.items():
+        wishes_of.setdefault(parse_address(text, "a recipient").address.lower(), wishes)
     message = Message(
         sender=sender,
         recipients=tuple(recipients.values()),
@@ -225,9 +246,10 @@ def _prepared(
         raw=submitted.prepared(trace, new_id(), now, sender.address.rpartition("@")[2]),
         priority=orders.priority,
         send_at=None if send_at is None or send_at <= now else send_at,
-        not_after=orders.not_after,
+        not_after=not_after,
         owner=login.owner,
         tag=orders.tag,
+        submitted=AskedFor(taken.wishes, wishes_of, reports),
     )
     digest = None
     if orders.key is not None:

@@ -120,6 +120,10 @@ class Workers:
 
     def put(self, job: Job, now: float) -> None:
         """Let a job that was claimed wait in the line of its route; `spread` begins it."""
+        if job.message.is_notice and self._direct.is_own(job.domain):
+            # A submitter has a mailbox here: nobody else is asked to bring the report to it.
+            self._wait(self._own_line(), job, now)
+            return
         if self._routes.is_direct(job.message):
             self._put_direct(job, now)
             return
@@ -483,7 +487,10 @@ class Workers:
             # Whoever has its lease now delivers it; no peer is to blame.
             custody.drop(job, trio.current_time())
         else:
-            self._settle(job, outcome, job.began_at, hand.first, line, peer=connection.peer)
+            self._settle(
+                job, outcome, job.began_at, hand.first, line, peer=connection.peer,
+                tells=self._tells(connection),
+            )  # fmt: skip
         if following is not None:
             return following
         if connection.delivered >= MOST_MAILS:
@@ -533,7 +540,10 @@ class Workers:
             or not self._custody.ready(following, now)
         ):
             return None
-        self._settle(job, outcome, job.began_at, hand.first, place.line, now, connection.peer)
+        self._settle(
+            job, outcome, job.began_at, hand.first, place.line, now, connection.peer,
+            tells=self._tells(connection),
+        )  # fmt: skip
         job.following = job.connection = None
         hand.job, hand.first = following, ()
         return self._begin(place, following, following.mail, connection, announce, now)
@@ -647,8 +657,13 @@ class Workers:
         now: float | None = None,
         peer: Peer | None = None,
         secrets: Sequence[str] = (),
+        *,
+        tells: bool = False,
     ) -> None:
-        """Report what became of a job; where it was sent by a line, learn from it about the way."""
+        """Report what became of a job; where it was sent by a line, learn from it about the way.
+
+        `tells`: who takes it tells its submitter of that.
+        """
         if now is None:
             now = trio.current_time()
         if line is not None:
@@ -656,7 +671,11 @@ class Workers:
                 self.spread()
             if line.way is not None:
                 secrets = line.way.secrets
-        self._custody.settle(job, outcome, began_at, now, opening, secrets, peer)
+        self._custody.settle(job, outcome, began_at, now, opening, secrets, peer, tells=tells)
+
+    def _tells(self, connection: Connection) -> bool:
+        """Whether a peer was asked to tell submitters of success: not for a path of the relay's."""
+        return self._return_paths is None and "DSN" in connection.features
 
     def _cut_short(self, hand: _Hand, outcome: Outcome, secrets: Sequence[str]) -> None:
         """The sender itself was cancelled in the middle of a delivery."""
@@ -667,7 +686,10 @@ class Workers:
             self._give_back(job)  # nothing was delivered, and nobody is to blame
         else:
             peer = connection.peer
-            self._settle(job, outcome, job.began_at, hand.first, peer=peer, secrets=secrets)
+            self._settle(
+                job, outcome, job.began_at, hand.first, peer=peer, secrets=secrets,
+                tells=self._tells(connection),
+            )  # fmt: skip
 
     def _give_back(self, job: Job, delay: float = 0.0) -> None:
         self._custody.give_back(job, trio.current_time(), delay)

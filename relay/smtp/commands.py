@@ -42,6 +42,7 @@ from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.chaos import Faults
 from relay.smtp.consultation import Consultation
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
+from relay.smtp.dsn import NO_WISHES, BadParameter, MailWishes, RcptWishes, take_mail, take_rcpt
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.lmtp import Recipients, verbs_of
 from relay.smtp.reception import NO_SPACE, Reception, begins_chunk, chunk_without_end, no_space
@@ -142,6 +143,9 @@ class Commands(SMTP):
                 responder,
                 store_timeout=limits.store_timeout,
             )
+        # Of the MAIL or RCPT in hand; they count once it is obeyed.
+        self._wishes: MailWishes = NO_WISHES
+        self._wishes_of: RcptWishes | None = None
         self.recipients: Recipients | None = None
         """Those who are answered one by one, in LMTP."""
         if shared.lmtp:
@@ -269,7 +273,11 @@ class Commands(SMTP):
             return
         self.forget_transaction()
         self.session.extended_smtp = True
-        offers = self.shared.offers(starttls=self._may_start_tls, sign_in=self._may_sign_in)
+        offers = self.shared.offers(
+            starttls=self._may_start_tls,
+            sign_in=self._may_sign_in,
+            require_tls=self._may_require_tls,
+        )
         refusal = await self._consult("EHLO", hostname, offers)
         if refusal is not None:
             await self.push(refusal)
@@ -348,6 +356,11 @@ class Commands(SMTP):
     @property
     def _may_start_tls(self) -> bool:
         return self.shared.certificate is not None and not self.lines.encrypted
+
+    @property
+    def _may_require_tls(self) -> bool:
+        """Whether REQUIRETLS is offered: of mail that leaves, in TLS (RFC 8689, 2)."""
+        return self._submitting is not None and self.lines.encrypted
 
     async def begin_in_tls(self) -> None:
         """Shake hands before anything is said."""
@@ -445,9 +458,22 @@ class Commands(SMTP):
             return
         self.responder.path_code = SENDERS_FAULT
         try:
+            if arg and self._submitting is not None and self.session.extended_smtp:
+                arg = self._without_wishes(arg)
             await super().smtp_MAIL(arg)
+        except BadParameter as error:
+            self.responder.reply(str(error))
         finally:
             self.responder.path_code = RECIPIENTS_FAULT
+            self._wishes = NO_WISHES
+
+    def _without_wishes(self, arg: str) -> str:
+        """Return the argument of MAIL without what it asks for of reports and TLS."""
+        path, end, parameters = arg.partition(">")
+        self._wishes, others = take_mail(
+            parameters.split(" "), dsn=self.shared.dsn, require_tls=self._may_require_tls
+        )
+        return path + end + " ".join(others)
 
     def _may_begin(self, parameters: bytes) -> bool:
         """Whether a MAIL that is well-formed may come now: after HELO, or EHLO if it has any."""
@@ -465,6 +491,19 @@ class Commands(SMTP):
     @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_RCPT(self, arg: str | None) -> None:
         """Name one recipient."""
+        try:
+            if arg and self.shared.dsn and self.session.extended_smtp:
+                path, end, parameters = arg.partition(">")
+                utf8 = self.dialogue.transaction.smtp_utf8
+                self._wishes_of, others = take_rcpt(parameters.split(" "), utf8=utf8)
+                arg = path + end + " ".join(others)
+            await self._smtp_rcpt(arg)
+        except BadParameter as error:
+            self.responder.reply(str(error))
+        finally:
+            self._wishes_of = None
+
+    async def _smtp_rcpt(self, arg: str | None) -> None:
         if arg and self.envelope.mail_from is not None:
             if len(self.dialogue.transaction.recipients) >= self.dialogue.most:
                 # Before it is parsed, which may take long.
@@ -506,6 +545,7 @@ class Commands(SMTP):
         self.dialogue.expect(announced)
         self.envelope.mail_from = address
         self.envelope.mail_options.extend(options)
+        self.dialogue.transaction.wishes = self._wishes
         self.dialogue.transaction.until = self.waits.now() + self.limits.transaction_timeout
         return _SENDER_OK
 
@@ -517,6 +557,8 @@ class Commands(SMTP):
             refusal = await self._submitting.name(address)
             if refusal is None:
                 self.envelope.rcpt_options.extend(options)
+                if self._wishes_of is not None and address not in recipients:
+                    self.dialogue.transaction.wishes_of[address] = self._wishes_of
                 recipients[address] = address
             return refusal or _RECIPIENT_OK
         try:

@@ -37,6 +37,7 @@ from relay.ports.memory_budget import SMALL, Share
 from relay.ports.peers import peer_key
 from relay.smtp.chunks import ChunkedMessage
 from relay.smtp.data import DataDecoder, whole_message
+from relay.smtp.dsn import NO_WISHES, RcptWishes
 from relay.smtp.shared import Shared
 from relay.smtp.syntax import MAIL_LINE, RCPT_LINE
 from relay.smtp.waits import Answer
@@ -72,6 +73,8 @@ class Transaction:
         "recipients",
         "smtp_utf8",
         "until",
+        "wishes",
+        "wishes_of",
     )
 
     def __init__(self) -> None:
@@ -83,6 +86,10 @@ class Transaction:
         """Recipients that were accepted, as they were given, by canonical address."""
         self.rcpt_options: list[str] = []
         self.content = self.original_content = None
+        self.wishes = NO_WISHES
+        """What MAIL asked for of reports and of TLS, where that is offered."""
+        self.wishes_of: dict[str, RcptWishes] = {}
+        """What RCPT asked for of reports, by recipient as it was given; who is missing: nothing."""
         self.until = math.inf
         """The instant at which it must be over."""
 

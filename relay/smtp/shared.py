@@ -16,6 +16,7 @@ from relay.ports.certificate import Certificate
 from relay.ports.handshakes import Handshakes
 from relay.ports.memory_budget import MemoryBudget
 from relay.smtp.chaos import Chaos
+from relay.smtp.dsn import NO_WISHES, MailWishes, RcptWishes
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
@@ -99,7 +100,8 @@ class SubmittedMessage(NamedTuple):
     """A message whose final dot has come, and how it came.
 
     `sender`: empty for the null one; `helo`: what the peer calls itself, `host`: its address;
-    `utf8`: with SMTPUTF8.
+    `utf8`: with SMTPUTF8; `wishes`: what MAIL asked for of reports and TLS, `wishes_of`: what RCPT
+    did, of those recipients that it said anything for.
     """
 
     sender: str
@@ -109,6 +111,8 @@ class SubmittedMessage(NamedTuple):
     host: str
     encrypted: bool
     utf8: bool
+    wishes: MailWishes = NO_WISHES
+    wishes_of: Mapping[str, RcptWishes] = {}
 
 
 class Submissions(Protocol):
@@ -118,6 +122,9 @@ class Submissions(Protocol):
     returned refuses (421: and ends the session); None: go on.  Each raises `TemporaryFailure` for
     trouble of ours.
     """
+
+    reports: bool
+    """Whether submitters are told what becomes of their mail (DSN is offered)."""
 
     async def look_again(self, login: object) -> str | None:
         """Ask before each command whether who has signed in still may, as far as is known."""
@@ -205,7 +212,7 @@ class Shared:
         self.draining = False
         """Whether the relay stops: no further command is read."""
         self.greeting = f"220 {self.hostname} {'LMTP' if lmtp else 'ESMTP'} Relay\r\n".encode()
-        self._offers = (
+        self._offers: tuple[str, ...] = (
             self.hostname,
             "PIPELINING",
             f"SIZE {self.limits.max_message_bytes}",
@@ -214,11 +221,17 @@ class Shared:
             "SMTPUTF8",
             "ENHANCEDSTATUSCODES",
         )
+        self.dsn = submissions is not None and submissions.reports
+        """Whether DSN is offered (RFC 3461)."""
+        if self.dsn:
+            self._offers += ("DSN",)
 
-    def offers(self, *, starttls: bool, sign_in: bool) -> list[str]:
+    def offers(self, *, starttls: bool, sign_in: bool, require_tls: bool = False) -> list[str]:
         """Return the lines of the reply to EHLO; `starttls`: to one who may begin TLS; `sign_in`:
-        to one who may sign in."""
+        to one who may sign in; `require_tls`: to one whose mail may ask for TLS all the way."""
         offers = [*self._offers]
+        if require_tls:
+            offers.append("REQUIRETLS")
         if starttls:
             offers.append("STARTTLS")
         if sign_in:

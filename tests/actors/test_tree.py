@@ -198,13 +198,13 @@ def test_each_group_fails_by_itself_and_a_device_store_for_ever():
 
 
 def test_what_can_be_said_to_an_actor_is_listed_beside_it():
-    """Eight sweep; those that report have figures of their own."""
+    """Nine sweep; those that report have figures of their own."""
     heard: dict[type, set[str]] = {SweepNow: set(), Report: set()}
     for spec in leaves(built(load(environ=FILTER))):
         for command in spec.hears:
             heard[command].add(spec.name)
     assert heard[SweepNow] == {
-        "ticker", "reaper", "summariser", "claimer", "collector", "reporter", "returns",
+        "ticker", "reaper", "summariser", "claimer", "collector", "reporter", "returns", "notifier",
         "webhooks",
     }  # fmt: skip
     assert heard[Report] == {
@@ -260,6 +260,7 @@ NEEDED = {
     "reaper": [*CORE, "reaper"],
     "collector": [*CORE, "collector"],
     "returns": [*CORE, "returns"],
+    "notifier": [*CORE, "notifier"],
     "webhooks": [*CORE, "webhooks"],
     "devices": [*CORE, "device_store", "devices"],
     "control": [*CORE, *MAIL, "control"],

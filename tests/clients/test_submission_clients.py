@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import poplib
+import smtplib
 import socket
 import ssl
 import subprocess
@@ -15,10 +16,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import trio
 
+from tests.bench import postfix
 from tests.certificates import write
 from tests.clients.senders import BY_TLS, FRAMEWORKS, Job, by_smtplib, program, run
 from tests.clients.test_clients import received
+from tests.outbound.sink import running_sink
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.clients
@@ -99,6 +103,95 @@ def test_swaks_with_a_wrong_key(relay: RelayProcess) -> None:
     )  # fmt: skip
     assert done.returncode != 0
     assert b"535 5.7.8" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "notify"),
+    [("never", 0), ("failure", 2), ("delay", 4), ("success,failure,delay", 7)],
+)
+def test_msmtp_asks_for_reports(
+    relay: RelayProcess, key: str, tmp_path: Path, asked: str, notify: int
+) -> None:
+    """By NOTIFY and RET, which it says only to who offers DSN."""
+    to = f"msmtp-{notify}@y.example"
+    host, _, port = relay.run["submission"].rpartition(":")
+    (tmp_path / "password").write_text(key)
+    done = run(
+        program("msmtp"), "--file=/dev/null", f"--host={host}", f"--port={port}", "--auth=plain",
+        "--user=any", f"--passwordeval=cat {tmp_path / 'password'}", "--tls=off",
+        "--from=a@shop.example", f"--dsn-notify={asked}", "--dsn-return=hdrs", to, stdin=MAIL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert asked_for(relay, to) == (notify, None, "HDRS", None)
+
+
+def test_smtplib_asks_for_reports(relay: RelayProcess, key: str) -> None:
+    """All four parameters."""
+    host, _, port = relay.run["submission"].rpartition(":")
+    with smtplib.SMTP(host, int(port)) as client:
+        client.login("any", key)
+        client.sendmail(
+            "a@shop.example", ["smtplib@y.example"], MAIL, ["RET=FULL", "ENVID=a+2Bb"],
+            ["NOTIFY=SUCCESS", "ORCPT=rfc822;x+3Dy@y.example"],
+        )  # fmt: skip
+    found = asked_for(relay, "smtplib@y.example")
+    assert found == (1, "rfc822;x+3Dy@y.example", "FULL", "a+2Bb")
+
+
+def asked_for(relay: RelayProcess, to: str) -> tuple[object, ...] | None:
+    """What is stored of reports with a message."""
+    with psycopg.connect(relay.run["database_url"]) as database:
+        return database.execute(
+            """
+            SELECT l.notify, l.orcpt, c.ret, c.envid
+            FROM relay.outbound_letters l
+            JOIN relay.outbound_contents c ON c.id = l.content_id
+            WHERE l.address = %s
+            """,
+            (to,),
+        ).fetchone()
+
+
+@pytest.mark.skipif(not postfix.available(), reason="needs Postfix and root")
+async def test_postfix_is_told_what_was_asked(tmp_path: Path) -> None:
+    """It announces DSN, takes the parameters as they are written, and passes them on."""
+    async with running_sink() as sink:
+        sink.extensions = ("DSN",)
+        behind = postfix.Postfix(deliver_to=sink.port)
+        try:
+            behind.release()
+            env = {"RELAY_OUTBOUND__UPSTREAM": f"smtp://127.0.0.1:{behind.port}"}
+            relay = RelayProcess(tmp_path / "data", env=env)
+            await trio.to_thread.run_sync(relay.start)
+            try:
+                await trio.to_thread.run_sync(submit_to_example, relay)
+                await sink.gets(2)
+            finally:
+                await trio.to_thread.run_sync(relay.stop)
+        finally:
+            behind.close()
+    lines = [line for session in sink.sessions for line in session.lines]
+    (mail, ada), (other, eve) = sorted(
+        (lines[place - 1], line) for place, line in enumerate(lines) if line.startswith("RCPT")
+    )
+    assert "RET=HDRS" in mail
+    assert "ENVID=a+2Bb" in mail
+    assert "NOTIFY=SUCCESS,FAILURE" in ada
+    assert "ORCPT=rfc822;x+3Dy@example.com" in ada
+    assert "ENVID" not in other
+    assert "NOTIFY=NEVER" in eve
+
+
+def submit_to_example(relay: RelayProcess) -> None:
+    """Submit one mail with everything that can be asked for, and one that wants nothing."""
+    host, _, port = relay.run["submission"].rpartition(":")
+    with smtplib.SMTP(host, int(port)) as client:
+        client.login("any", relay.run["admin_token"])
+        client.sendmail(
+            "a@shop.example", ["ada@example.com"], MAIL, ["RET=HDRS", "ENVID=a+2Bb"],
+            ["NOTIFY=SUCCESS,FAILURE", "ORCPT=rfc822;x+3Dy@example.com"],
+        )  # fmt: skip
+        client.sendmail("b@shop.example", ["eve@example.com"], MAIL, [], ["NOTIFY=NEVER"])
 
 
 @pytest.mark.parametrize("tls", ["starttls", "implicit"])

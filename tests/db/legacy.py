@@ -544,6 +544,27 @@ HERITAGE = (
         """,
         ("mx.shop.example", 7, False),
     ),
+    Heritage(
+        41,
+        """
+        INSERT INTO relay.outbound_contents (id, sender, subject, blob, ret, envid, require_tls)
+        VALUES ('01a00000-0000-7000-8000-000000000041', 'a@x.example', 's', '\\x0d0a', 'HDRS', 'q',
+                true);
+        INSERT INTO relay.outbound_letters (id, content_id, owner, recipient, address, domain,
+                                            priority, notify, orcpt)
+        VALUES ('01a00000-0000-7000-8000-000000000041', '01a00000-0000-7000-8000-000000000041',
+                '00000000-0000-0000-0000-000000000000', 'b@y.example', 'b@y.example', 'y.example',
+                1, 2, 'rfc822;c@y.example');
+        INSERT INTO relay.outbound_log (id, token, attempt, status)
+        VALUES ('01a00000-0000-7000-8000-000000000041', 1, 1, 'bounced')
+        """,
+        """
+        SELECT (SELECT array_agg(action) FROM relay.outbound_notices),
+               (SELECT count(*) FROM relay.outbound_letters WHERE notify IS NOT NULL),
+               (SELECT count(*) FROM relay.outbound_watch)
+        """,
+        (["failed"], 1, 1),
+    ),
 )
 
 

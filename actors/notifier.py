@@ -1,0 +1,113 @@
+"""notifier: tells submitters what became of their mail.
+
+Promises
+- What is to be told is made a report within milliseconds when idle; a message is a reason to look,
+  and so is the clock (`sweep_every`).
+- What waits for long is found within `watch_every`.
+- Several notifiers share the work; none waits for another.
+- What is told to whom, once, is `relay.outbound.notices`; nothing is lost when this dies.
+
+Fails: never on an outage of the database (back-off, one warning).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import psycopg
+import trio
+
+from actors.messages import SweepNow
+from actors.periodic import wait_for_messages
+from relay.db.pool import Pool
+from relay.errors import TemporaryFailure
+from relay.log import get_logger
+from relay.outage import Outage
+from relay.outbound.enqueue import announce
+from relay.outbound.notices import Notices
+from relay.outbound.sending import WakeOutbound
+from supervisor import Context, Drained
+
+log = get_logger()
+
+SWEEP_EVERY = 5.0
+WATCH_EVERY = 60.0
+
+
+async def run(
+    ctx: Context,
+    *,
+    pool: Pool,
+    notices: Notices,
+    wake_outbound: WakeOutbound | None = None,
+    sweep_every: float = SWEEP_EVERY,
+    watch_every: float = WATCH_EVERY,
+) -> None:
+    """Tell until drained.
+
+    `wake_outbound` tells this process's claimer of reports, None where none runs; `sweep_every`:
+    seconds after which it looks although nobody called; `watch_every`: after which it looks for
+    what waits for long.
+    """
+    telling = _Telling(ctx, pool, notices, wake_outbound, watch_every)
+    outage = Outage(longest=sweep_every)
+    seconds = 0.0
+    ctx.ready()
+    try:
+        while True:
+            telling.heed(await wait_for_messages(ctx, seconds))
+            try:
+                await telling.all()
+            except (TemporaryFailure, psycopg.Error) as error:
+                if not outage.is_on:
+                    own = isinstance(error, TemporaryFailure)
+                    log.warning(
+                        "notifier.waits", reason=str(error) if own else type(error).__name__
+                    )
+                seconds = outage.lost()
+            else:
+                seconds = sweep_every
+                if outage.over():
+                    log.info("notifier.recovered")
+    except Drained:
+        return
+
+
+class _Telling:
+    def __init__(
+        self,
+        ctx: Context,
+        pool: Pool,
+        notices: Notices,
+        wake_outbound: WakeOutbound | None,
+        watch_every: float,
+    ) -> None:
+        self._ctx = ctx
+        self._pool = pool
+        self._notices = notices
+        self._wake = wake_outbound
+        self._watch_every = watch_every
+        self._watch_at = -math.inf
+
+    def heed(self, messages: list[Any]) -> None:
+        """Look for what waits for long, too, if somebody said so."""
+        if any(isinstance(message, SweepNow) for message in messages):
+            self._watch_at = -math.inf
+
+    async def all(self) -> None:
+        """Tell everything that is due."""
+        ctx = self._ctx
+        if trio.current_time() >= self._watch_at and not ctx.paused:
+            await self._notices.watch()
+            self._watch_at = trio.current_time() + self._watch_every
+        while not (ctx.draining.is_set() or ctx.paused):
+            told = await self._notices.tell()
+            ctx.beat()
+            if told.due_lanes:
+                if self._wake is not None:
+                    self._wake(told.due_lanes)
+                else:
+                    await announce(self._pool)
+            if not told.notices:
+                return
