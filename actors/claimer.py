@@ -53,9 +53,10 @@ from relay.outbound.lanes import LaneBook, any_high
 from relay.outbound.meter import Meter
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates, domain_key, route_key
-from relay.outbound.senders import LOOP
+from relay.outbound.senders import DIRECT, LOOP
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause
+from relay.outbound.traffic import Traffic
 from supervisor import Context, Drained, Mailbox
 
 log = get_logger()
@@ -107,6 +108,7 @@ async def run(
     sender: Mailbox[Any],
     gates: Gates,
     rates: SharedRates | None = None,
+    traffic: Traffic | None = None,
     upstream: str = LOOP,
     announce: Callable[[str], Any] | None = None,
     sweep_every: float = 4.0,
@@ -115,13 +117,17 @@ async def run(
     """Claim until drained.
 
     `sender`: the mailbox that `Deliver` and `Claiming` go to; `rates`: None for no limits at all;
-    `upstream`: the URL, without credentials, of the route of mail without a sender of its own;
-    `announce`: tells other nodes that something is due, high mail where it is given `HIGH`
-    (an async function); `sweep_every`: seconds, a quarter more or less.
+    `traffic`: whose rates direct delivery falls under; `upstream`: the URL, without credentials, of
+    the route of mail without a sender of its own; `announce`: tells other nodes that something is
+    due, high mail where it is given `HIGH` (an async function); `sweep_every`: seconds, a quarter
+    more or less.
     """
     rng = rng or new_rng()
     announcer = None if announce is None else Announcer(announce, linger=_ANNOUNCE_EVERY)
-    claimer = _Claimer(ctx, queue, sender, gates, rates, upstream, announcer, sweep_every, rng)
+    claimer = _Claimer(
+        *(ctx, queue, sender, gates, rates, traffic or Traffic()),
+        *(upstream, announcer, sweep_every, rng),
+    )
     await sender.send(Claiming())
     ctx.ready()
     async with trio.open_nursery() as nursery:
@@ -146,6 +152,7 @@ class _Claimer:
         sender: Mailbox[Any],
         gates: Gates,
         rates: SharedRates | None,
+        traffic: Traffic,
         upstream: str,
         announcer: Announcer | None,
         sweep_every: float,
@@ -156,12 +163,15 @@ class _Claimer:
         self._sender = sender
         self._gates = gates
         self._rates = rates
+        self._traffic = traffic
         self._upstream = upstream
         self._announcer = announcer
         self._limited = rates is not None  # until the first sweep says otherwise
         self._shared = () if rates is None else rates.shared
         self._meter = Meter()
-        self._routes: dict[int, str] = {}  # key of the route that a lane's mail took last
+        self._routes: dict[
+            int, tuple[str, ...]
+        ] = {}  # keys of the way that a lane's mail took last
         self._sweep_every = sweep_every
         self._rng = rng
         self._outage = Outage(longest=1.0, rng=rng)
@@ -413,9 +423,7 @@ class _Claimer:
 
     def _keys(self, lane: int, domain: str) -> tuple[str, ...]:
         """The rates that a lane falls under, as far as is known before its mail was seen."""
-        route = self._routes.get(lane)
-        keys = (*self._shared, domain_key(domain))
-        return keys if route is None else (*keys, route)
+        return (*self._shared, domain_key(domain), *self._routes.get(lane, ()))
 
     async def _lease(self, at: datetime) -> None:
         """Lease what the lanes that are due need, so that they may be shared out."""
@@ -470,9 +478,12 @@ class _Claimer:
                 await self._queue.finalise(over)
 
     def _keys_of(self, message: Claimed) -> tuple[str, ...]:
-        route = route_key(message.upstream or self._upstream)
-        self._routes[message.lane] = route
-        return (*self._shared, domain_key(message.domain), route)
+        upstream = message.upstream or self._upstream
+        way: tuple[str, ...] = (route_key(upstream),)
+        if upstream == DIRECT and (site := self._traffic.rate_key(message.domain)):
+            way = (*way, site)
+        self._routes[message.lane] = way
+        return (*self._shared, domain_key(message.domain), *way)
 
     async def _survey(self) -> None:
         self._look = False
@@ -484,9 +495,17 @@ class _Claimer:
         self._survey_ended_at, self._survey_took = self._clock_at, self._clock_at - began
         self._book.learn(due_lanes, mark)
         if self._limited:
+            await self._give_back_idle()
             self._meter.forget(self._clock_at)
             known = {due_lane.lane for due_lane in due_lanes}
             self._routes = {lane: key for lane, key in self._routes.items() if lane in known}
+
+    async def _give_back_idle(self) -> None:
+        """Give back what was leased of rates and is needed no more: other nodes may need it."""
+        idle = self._meter.idle(trio.current_time())
+        if idle and self._rates is not None:
+            with contextlib.suppress(DatabaseUnavailable):  # it is lost then
+                await self._rates.give_back(idle)
 
     @property
     def _rests_until(self) -> float:

@@ -53,6 +53,7 @@ from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueuer, WakeOutbound
 from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.traffic import Traffic
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
 from relay.settings import Settings, captures, explain
@@ -83,6 +84,7 @@ def control_deps(
     dkim_keys: DkimKeys,
     signer: Signer,
     history: History,
+    traffic: Traffic,
     links: Links | None = None,
     upstream: str = LOOP,
     notified: Notified | None = None,
@@ -94,10 +96,10 @@ def control_deps(
     tells this process's claimer of what was queued, None where none runs; `right_of_way`: what high
     mail has over other in this process's sender; `devices`: this node's device inbox, if any;
     `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `connections`: how
-    many may be open; `history`: what the recorder writes down; `resolver`: gives what asks the DNS,
-    `links` the web about links of messages; `upstream`: the relay's own, without credentials;
-    `notified`: takes what upstreams report of mail, None where there are no return paths;
-    `posting`: whom HTTPS trusts.
+    many may be open; `history`: what the recorder writes down; `traffic`: the receivers of direct
+    delivery; `resolver`: gives what asks the DNS, `links` the web about links of messages;
+    `upstream`: the relay's own, without credentials; `notified`: takes what upstreams report of
+    mail, None where there are no return paths; `posting`: whom HTTPS trusts.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -105,7 +107,8 @@ def control_deps(
     judge = Judge(resolver, receiver=store.domains[0])
 
     def destinations() -> Sequence[Standing]:
-        return gates.statistics(trio.current_time())
+        now = trio.current_time()
+        return [*gates.statistics(now), *traffic.statistics(now)]
 
     def make(serving: Serving) -> Deps:
         all_messages = AllMessages(pool)
@@ -133,7 +136,7 @@ def control_deps(
             admin_token_hash=resources.admin_token_hash,
             draining=serving.draining,
             enqueue=Enqueuer(pool, right_of_way).enqueue,
-            queue_admin=QueueAdmin(pool),
+            queue_admin=QueueAdmin(pool, receivers_of=traffic.receivers_of),
             senders=senders,
             suppressions=Suppressions(pool),
             dkim_keys=dkim_keys,

@@ -13,6 +13,7 @@ from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.keyring import Keyring
 from relay.log import LogRing
+from relay.outbound.shaping_file import ShapingFile
 from relay.ports.certificate import Certificate
 from relay.settings import Source
 from relay.storage import AMPLE, Space
@@ -49,5 +50,7 @@ class Resources:
     """Of the data directory's disk."""
     certificate: Certificate | None = None
     """For TLS on the ports that mail comes and is fetched by."""
+    shaping: ShapingFile = field(default_factory=ShapingFile.load)
+    """The traffic rules of direct delivery."""
     origins: Mapping[str, Source] = field(default_factory=dict)
     """Where the settings that somebody has set come from."""

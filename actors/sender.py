@@ -78,7 +78,10 @@ from relay.outbound.routes import Routes
 from relay.outbound.senders import Upstream
 from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler
+from relay.outbound.shaping_keeper import ShapingKeeper
+from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.signer import Signer
+from relay.outbound.traffic import Traffic
 from relay.outbound.workers import Way, Workers
 from relay.returns.paths import ReturnPaths
 from relay.smtp.connection import Deadlines
@@ -102,6 +105,7 @@ _RESTING_TICK = 0.5  # s; the same once nothing is under way
 _IDLE_TICKS = 10  # between two looks at gates
 _TIDY_EVERY = 2.0  # s; between two looks at idle connections
 
+_WORDS = 300  # characters of a reply that are kept as the reason of a suspension
 _SITES_SHARE = 4  # of all places, one of so many is a site's, where nothing else is set
 
 _HELD = Gauge("relay_outbound_held", "Claimed messages in this process.", registry=registry)
@@ -158,13 +162,15 @@ async def run(
     signer: Signer | None = None,
     hub: Hub | None = None,
     return_paths: ReturnPaths | None = None,
+    traffic: Traffic | None = None,
 ) -> None:
     """Deliver until drained.
 
     `claimer`, `writer`: the mailboxes that `Credit` and `Due`, and the loop's `Accept`, go to;
     `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
     the loop, which stores mail here, waits; `capture`: what the loop keeps besides; `signer`: signs
-    what goes, None nothing; `hub`: where it hears of other keys; `return_paths`: of what leaves.
+    what goes, None nothing; `hub`: where it hears of other keys; `return_paths`: of what leaves;
+    `traffic`: what receivers are given.
     """
 
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
@@ -190,7 +196,10 @@ async def run(
         rng,
         signer,
         return_paths,
+        traffic or Traffic(),
+        ShapingStore(pool),
     )
+    hub = hub or Hub()
     async with trio.open_nursery() as recording:
         recording.start_soon(sender.record)
         try:
@@ -199,9 +208,10 @@ async def run(
                 helping.start_soon(sender.keep)
                 helping.start_soon(sender.tidy)
                 helping.start_soon(sender.heed_pauses)
+                helping.start_soon(sender.keep_shaping, hub)
                 if signer is not None:
-                    helping.start_soon(signer.follow, hub or Hub())
-                    helping.start_soon(sender.await_keys)
+                    helping.start_soon(signer.follow, hub)
+                helping.start_soon(sender.await_knowledge)
                 async with trio.open_nursery() as delivering:
                     sender.workers.nursery = delivering
                     ctx.ready()
@@ -226,8 +236,11 @@ class _Sender:
         rng: random.Random,
         signer: Signer | None,
         return_paths: ReturnPaths | None,
+        traffic: Traffic,
+        shaping: ShapingStore,
     ) -> None:
         self._ctx = ctx
+        self._shaping = ShapingKeeper(shaping, traffic)
         self._signer = signer
         self._queue = queue
         self._claimer = claimer
@@ -261,6 +274,7 @@ class _Sender:
             most=settings.route_connections or max(places // _SITES_SHARE, 1),
             policy=settings.policy,
             results=settings.results,
+            given=traffic.given,
         )
         dispatch: Dispatch[Job, Way] = Dispatch(
             places,
@@ -276,7 +290,14 @@ class _Sender:
             settings.context,
             private_upstreams=settings.private_upstreams,
         )
-        gatekeeper = Gatekeeper(gates, dispatch, self._custody.give_back)
+        self._gatekeeper = gatekeeper = Gatekeeper(
+            gates,
+            dispatch,
+            self._custody.give_back,
+            traffic,
+            lambda job, outcome: settler.words(job.message, outcome, limit=_WORDS),
+            self._shaping,
+        )
         self.workers = Workers(
             queue,
             self._custody,
@@ -288,6 +309,7 @@ class _Sender:
             retry_unit=unit,
             signer=signer,
             direct=direct,
+            traffic=traffic,
             return_paths=return_paths,
         )
 
@@ -353,8 +375,8 @@ class _Sender:
         """Tell the claimer of room, if there is enough of it to be worth a message."""
         if self._custody.leaving:
             return
-        if self._signer is not None and not self._signer.is_ready:
-            return  # it would go unsigned; `await_keys` grants
+        if not self._knows:
+            return  # it would go unsigned, or to who wants none now; `await_knowledge` grants
         if self._ctx.paused:
             if fresh:
                 self._say(Credit(0, fresh=True))
@@ -364,11 +386,22 @@ class _Sender:
         if said is not None:
             self._say(Credit(said.room, fresh, said.kept))
 
-    async def await_keys(self) -> None:
-        """Grant the first room once it is known whose mail is signed."""
-        if self._signer is not None and not self._signer.is_ready:
-            await self._signer.known()
+    @property
+    def _knows(self) -> bool:
+        """Whether it is known whose mail is signed, and who has asked to be left alone."""
+        return self._shaping.is_ready and (self._signer is None or self._signer.is_ready)
+
+    async def await_knowledge(self) -> None:
+        """Grant the first room once that is known."""
+        if not self._knows:
+            if self._signer is not None:
+                await self._signer.known()
+            await self._shaping.known()
             self._grant(fresh=True)
+
+    async def keep_shaping(self, hub: Hub) -> None:
+        """Keep what receivers have asked for as all nodes know it."""
+        await self._shaping.run(hub, self._gatekeeper)
 
     async def heed_pauses(self) -> None:
         """Take all room back when paused, and grant it anew when resumed."""

@@ -54,7 +54,8 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     claimer                  Deliver, Claiming, NothingHigh  sender
 
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
-control); the right of way of high mail (sender; told by the listener, control, submission and
+control); the receivers of direct delivery, and what they are given (sender, claimer, control); the
+right of way of high mail (sender; told by the listener, control, submission and
 collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
 mailbox); the hub of the database's news (listener, control, devices, sender); who signs what leaves
 (sender, control); what was counted of TLS (sender, reporter); the store of the device inboxes and
@@ -168,6 +169,7 @@ from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.signer import Signer
 from relay.outbound.tls_reports import TlsReports
+from relay.outbound.traffic import Traffic
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
 from relay.ports.proxy import networks
@@ -536,6 +538,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
+    traffic = Traffic(lambda: resources.shaping.rules)
     history = History(pool)
     resolver = cache(partial(_resolver, settings))
     dkim_keys = DkimKeys(pool, resources.keyring.vault)
@@ -649,6 +652,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             signer=signer,
             hub=resources.hub,
             return_paths=return_paths,
+            traffic=traffic,
         ),
         claimer=partial(
             claimer.run,
@@ -660,7 +664,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 route=outbound.route_rate,
                 domain=outbound.domain_rate,
                 budget=_budget_for_all(settings, pool),
+                named=traffic,
             ),
+            traffic=traffic,
             upstream=upstream.url,
             announce=partial(announce, pool),
         ),
@@ -836,6 +842,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 dkim_keys=dkim_keys,
                 signer=signer,
                 history=history,
+                traffic=traffic,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
                 notified=None if return_paths is None else Notified(returned, return_paths),

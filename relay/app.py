@@ -10,7 +10,7 @@ Under systemd the relay says when it is ready, that its loop turns, and that it 
 
 Signals: the first SIGTERM or SIGINT drains, the second cuts every deadline to zero, the
 third exits at once; SIGHUP reads the settings again and applies the log level, and takes up the
-certificate of the ports as it is now.
+certificate of the ports and the traffic rules as they are now.
 
 Exit codes: 0 after a clean stop, 70 when supervision gave up or something was stuck, 78
 for a configuration error found while running (a schema newer than this program).
@@ -51,6 +51,7 @@ from relay.errors import ConfigError, innermost
 from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.memory import return_large_blocks, settle_garbage
+from relay.outbound.shaping_file import ShapingFile
 from relay.ports.certificate import Certificate
 from relay.ports.connections import bound, endpoint
 from relay.settings import (
@@ -132,6 +133,7 @@ def up(
         # Unset secrets are made before anything is accepted that would need them.
         keyring = Keyring(data, settings.secret_key, settings.encryption_keys)
         certificate = settings.smtp.certificate and Certificate.load(*settings.smtp.certificate)
+        shaping = ShapingFile.load(settings.outbound.shaping)
         serves_devices = only is None or "devices" in only
         device_key = None
         if serves_devices:
@@ -203,6 +205,7 @@ def up(
                 keyring,
                 device_key,
                 certificate,
+                shaping,
                 only,
                 config,
                 origins or {},
@@ -379,6 +382,7 @@ async def _run(
     keyring: Keyring,
     device_key: KeyPair | None,
     certificate: Certificate | None,
+    shaping: ShapingFile,
     only: frozenset[str] | None,
     config: Path | None,
     origins: Mapping[str, Source],
@@ -432,6 +436,7 @@ async def _run(
             page_url=_page_url(settings, ports.http),
             space=space,
             certificate=certificate,
+            shaping=shaping,
             origins=origins,
         ),
         only=only,
@@ -466,7 +471,7 @@ async def _run(
     manager = ServiceManager.from_environment()
     gathered = _gather_metrics(supervisor, pool)
     async with trio.open_nursery() as nursery:
-        await nursery.start(_obey_signals, supervisor, config, certificate, manager)
+        await nursery.start(_obey_signals, supervisor, config, certificate, shaping, manager)
         await nursery.start(_narrate, supervisor, data, entries, manager, greet)
         nursery.start_soon(space.watch)
         if certificate is not None:
@@ -568,6 +573,7 @@ async def _obey_signals(
     supervisor: Supervisor,
     config: Path | None,
     certificate: Certificate | None,
+    shaping: ShapingFile,
     manager: ServiceManager,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -577,6 +583,7 @@ async def _obey_signals(
         async for number in signals:
             if number == signal.SIGHUP:
                 _reload(config)
+                shaping.reload()
                 if certificate is not None:
                     certificate.reload()
                 continue

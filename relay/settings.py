@@ -399,6 +399,7 @@ class Outbound(_Section):
     private_mx: bool = False
     mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
     tls_reports: str = ""
+    shaping: str = ""
 
     @field_validator("bounce_domain")
     @classmethod

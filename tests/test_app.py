@@ -230,6 +230,29 @@ def test_a_bad_certificate_at_the_start_is_a_configuration_error(tmp_path):
         assert "Traceback" not in relay.log_tail()
 
 
+def test_traffic_rules_are_read_at_the_start_and_on_sighup(tmp_path):
+    """A fault at the start ends it with 78 and the line; on SIGHUP the rules of before stay."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[default]\nconections = 4\n")
+    env = {"RELAY_OUTBOUND__SHAPING": str(rules)}
+    relay = RelayProcess(tmp_path / "var", env=env)
+    assert relay.spawn().wait(30) == 78
+    said = [line for line in relay.log_tail().splitlines() if line.startswith("relay: ")]
+    assert said == [
+        f"relay: The traffic rules {rules}, line 2: default.conections: there is no such key; did "
+        "you mean connections?"
+    ]
+    rules.write_text("[default]\nconnections = 4\n")
+    with RelayProcess(tmp_path / "var", env=env) as relay:
+        assert relay.process is not None
+        relay.process.send_signal(signal.SIGHUP)
+        eventually_sync(lambda: logged(relay, "shaping.loaded"), "they are read")
+        rules.write_text("[default]\nconnections = 0\n")
+        relay.process.send_signal(signal.SIGHUP)
+        eventually_sync(lambda: logged(relay, "shaping.refused"), "they are refused")
+        assert relay.process.poll() is None
+
+
 def test_a_newer_schema_is_refused_in_one_sentence(tmp_path, database_url):
     """An older program does not touch a database that a newer one has migrated: exit 78."""
     with psycopg.connect(database_url, autocommit=True) as database:

@@ -208,6 +208,30 @@ def _act_on_all(
 
 
 @queue.command()
+@options.data_dir
+@options.as_json
+def destinations(data_dir: Path, as_json: bool) -> None:
+    """List the routes, destinations and receivers that this node holds back, and why."""
+    found = Api.find(data_dir).get("/api/v1/queue/destinations")
+    if as_json:
+        output.document(found)
+        return
+    output.table(
+        ("route", "domain", "at once", "opens in", "reason"),
+        [
+            (
+                output.line(one["route"]),
+                output.line(one["domain"]),
+                str(one["window"]),
+                (output.span(one["opens_in"]), "yellow") if one["opens_in"] > 0 else "",
+                output.line(one["reason"]),
+            )
+            for one in found
+        ],
+    )
+
+
+@queue.command()
 @click.option("--domain", metavar="D", help="Only mail to this domain.")
 @click.option(
     "--route", metavar="R", help="Only mail that leaves by this upstream; default: the relay's own."

@@ -30,6 +30,8 @@ SESSIONS: Final = "relay_sessions"
 """Page sessions ended.  By a trigger; their ids."""
 DKIM: Final = "relay_dkim"
 """Keys of DKIM were made, activated, retired or removed.  By a trigger; no keys."""
+SHAPING: Final = "relay_shaping"
+"""Receivers were suspended, slowed or let go.  By a trigger; no keys."""
 RETURNS: Final = "relay_returns"
 """Something came back of mail that was sent.  By a trigger; no keys."""
 NOTICES: Final = "relay_notices"
@@ -48,6 +50,7 @@ ALL: Final = (
     DEVICES,
     SESSIONS,
     DKIM,
+    SHAPING,
     RETURNS,
     NOTICES,
     TOKENS,

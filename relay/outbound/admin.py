@@ -30,6 +30,7 @@ Error texts here are redacted when stored; recipient and subject are for the own
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -43,6 +44,7 @@ from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import FLUSH, announce
 from relay.outbound.lanes import PRIORITIES
 from relay.outbound.render import mail_of
+from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
 from relay.smtp.client import Mail
 from relay.times import rfc3339
@@ -189,9 +191,17 @@ ALL: Final = Wanted()
 class QueueAdmin:
     """The messages in the database, to be looked at and changed by hand."""
 
-    def __init__(self, pool: Pool, sifted: int = SIFTED) -> None:
-        """`sifted`: how many messages a page looks at for what has no index."""
+    def __init__(
+        self,
+        pool: Pool,
+        sifted: int = SIFTED,
+        receivers_of: Callable[[str], Collection[str]] = lambda _domain: (),
+    ) -> None:
+        """`sifted`: how many messages a page looks at for what has no index; `receivers_of`: the
+        names of those to whom a domain's mail is known to go."""
         self._pool = pool
+        self._shaping = ShapingStore(pool)
+        self._receivers_of = receivers_of
         self._sifted = sifted
 
     async def state(self, message_id: UUID, owner: UUID | None = None) -> State | None:
@@ -366,7 +376,9 @@ class QueueAdmin:
 
         Only those to `domain`, only those that leave by `route` (the upstream of their sender, as
         `GET /queue/destinations` names it; `default`: the relay's own).  What was not tried yet
-        waits for its time.  Returns how many there were; all nodes are told.
+        waits for its time.  What receivers have asked for ends, too, but of none other than the
+        domain's, and of none but the one that is named so.  Returns how many there were; all nodes
+        are told.
         """
         flushed = 0
         while True:
@@ -388,6 +400,9 @@ class QueueAdmin:
             flushed += len(rows)
             if len(rows) < FLUSHED_AT_ONCE:
                 break
+        domain = None if domain is None else domain.lower()
+        names = () if domain is None else self._receivers_of(domain)
+        await self._shaping.let_go(domain=domain, route=route, names=names)
         await announce(self._pool, FLUSH)
         return flushed
 

@@ -33,6 +33,8 @@ Promises, each with the name of what keeps it
   deliveries that do not end, with time: it doubles after each `STILL` seconds in which nothing
   ended.  What hangs is neither success nor failure.  Where a gate holds the route back nothing
   widens.
+- Group (`Group`): lines that lead to one receiver have no more connections together than it is
+  given; what has had none gets its turn (`_wanted_in_group`).
 - Right of way (`RightOfWay.held`): from when high mail is known to be due until it is delivered,
   nothing lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
 
@@ -109,6 +111,23 @@ class Owners:
         return len(self.waiting) > (owner in self.waiting)
 
 
+class Group:
+    """Lines that lead to one receiver, and what they have together."""
+
+    __slots__ = ("__weakref__", "_most", "workers")
+
+    def __init__(self, most: Callable[[float], int | None]) -> None:
+        """`most(now)`: connections that the receiver is given; None: as many as each line has."""
+        self._most = most
+        self.workers = 0
+        """Places that its lines have."""
+
+    def room(self, now: float) -> float:
+        """How many connections more it may have."""
+        most = self._most(now)
+        return math.inf if most is None else most - self.workers
+
+
 class Line(Generic[J, W]):
     """What waits for one route (`way`), and how much of it is under way."""
 
@@ -120,6 +139,7 @@ class Line(Generic[J, W]):
         "_wait_for",
         "_waiting",
         "coming",
+        "group",
         "key",
         "moved_at",
         "ready",
@@ -130,9 +150,17 @@ class Line(Generic[J, W]):
         "workers",
     )
 
-    def __init__(self, key: Hashable, way: W, width: int, all_lines: Owners) -> None:
+    def __init__(
+        self,
+        key: Hashable,
+        way: W,
+        width: int,
+        all_lines: Owners,
+        group: Group | None = None,
+    ) -> None:
         self.key = key
         self.way = way
+        self.group = group
         self.width = width
         """Connections that it may have by what it has earned."""
         self.workers = 0
@@ -379,9 +407,11 @@ class Dispatch(Generic[J, W]):
 
     # Lines ----------------------------------------------------------------------------------------
 
-    def add(self, key: Hashable, way: W, *, width: int = FIRST_WIDTH) -> Line[J, W]:
+    def add(
+        self, key: Hashable, way: W, *, width: int = FIRST_WIDTH, group: Group | None = None
+    ) -> Line[J, W]:
         """Make the line of a route."""
-        line = self.lines[key] = Line(key, way, min(width, self.full), self._owners)
+        line = self.lines[key] = Line(key, way, min(width, self.full), self._owners, group)
         return line
 
     def forget(self, key: Hashable) -> bool:
@@ -490,6 +520,8 @@ class Dispatch(Generic[J, W]):
                 line.moved_at = now
             line.workers += 1
             self.workers += 1
+            if line.group is not None:
+                line.group.workers += 1
             place = Place(line)
             self.counts_for(place, job)
             self._begun[place] = now
@@ -509,13 +541,21 @@ class Dispatch(Generic[J, W]):
         # As if it were free already.
         line.workers -= 1
         self.workers -= 1
+        group = line.group
+        if group is not None:
+            group.workers -= 1
         domain, owner, high = place.domain, place.owner, place.high
         if domain is not None:
             line._leave(domain, owner, high=high)
-        if not (len(self._round) > 1 and self._wanted_elsewhere(line)):
+        if not (
+            len(self._round) > 1
+            and (self._wanted_elsewhere(line) or self._wanted_in_group(line, now))
+        ):
             job = self._pick(line, now, urgent=False)
         line.workers += 1
         self.workers += 1
+        if group is not None:
+            group.workers += 1
         if job is None:
             if domain is not None:
                 line._enter(domain, owner, high=high)
@@ -538,6 +578,7 @@ class Dispatch(Generic[J, W]):
         if (
             before is None
             or place.high
+            or line.group is not None
             or len(self._round) != 1
             or len(line._wait_for) != 1
             or place.owner not in line._wait_for
@@ -590,6 +631,8 @@ class Dispatch(Generic[J, W]):
         del self._begun[place]
         place.line.workers -= 1
         self.workers -= 1
+        if place.line.group is not None:
+            place.line.group.workers -= 1
 
     def counts_for(self, place: Place[J, W], job: J | None) -> None:
         """What was taken by `next` does not come: say what the place is for instead."""
@@ -623,11 +666,25 @@ class Dispatch(Generic[J, W]):
             return any(other.urgent for other in self._round if other is not line)
         return True
 
+    def _wanted_in_group(self, line: Line[J, W], now: float) -> bool:
+        """Whether the place that is about to be free is the last that another of a group's lines
+        could have, which has none."""
+        group = line.group
+        if group is None or group.room(now) > 1:
+            return False
+        return any(
+            other.group is group and other.waits and not other.workers
+            for other in self._round
+            if other is not line
+        )
+
     def _pick(self, line: Line[J, W], now: float, *, urgent: bool) -> J | None:
         """Take a job out of a line, if one may have one more place."""
         bound = self._bound(line.key, now)
         full = self.full if bound is None else min(self.full, bound)
         if self.workers >= self.places or line.workers >= full:
+            return None
+        if line.group is not None and line.group.room(now) < 1:
             return None
         urgent = urgent or now < self.right_of_way.until  # as `RightOfWay.held`
         for priority in (_HIGH,) if urgent else line._order():

@@ -10,6 +10,8 @@ Promises
 - A 4xx at RCPT that is about an address or a mailbox (RFC 3463: x.1.x, x.2.x) is an answer like a
   bounce: the message is tried again later, and nobody else is held up.  So whoever writes to full
   mailboxes slows no other's mail to the same destination.
+- What a reply asks for by the traffic rules holds for its receiver (`relay.outbound.traffic`): one
+  that is suspended has a gate of its own, and what waits for it is taken back.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -22,15 +24,17 @@ what becomes of the mail behind it, is decided here.  Pure: instants are handed 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import Counter
 
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
-from relay.outbound.gates import ANY_ROUTE, GateKey, Gates
+from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
 from relay.outbound.jobs import Job
+from relay.outbound.shaping import Asks
+from relay.outbound.traffic import SUSPENDED, Learned, Receiver, Traffic, receiver_of
 from relay.smtp.client import Outcome, Phase, Verdict
 
 log = get_logger()
@@ -40,6 +44,7 @@ _STRIKES = Counter(
 )
 _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 _OF_THE_RECIPIENT = ("4.1.", "4.2.")
+_SUSPENDED_WAIT = 5.0  # s
 _WAIT_FOR_LATE = 4  # messages to one domain
 
 LOOKING_UP = ("mx", "dns")
@@ -50,13 +55,39 @@ GiveBack = Callable[[Job, float, float], None]
 """Let go of a job that was not begun: the job, the instant, and the seconds to wait."""
 
 
+Words = Callable[[Job, Outcome], str]
+"""What was replied, as it may be kept."""
+
+
+class Notes(Protocol):
+    """Who writes down for all nodes what was learned."""
+
+    def learned(self, what: Learned) -> None:
+        """A receiver has asked for this."""
+
+    def refused(self, job: Job, words: str) -> None:
+        """The recipient of a job is not to be written to."""
+
+
 class Gatekeeper:
     """The gates, for one sender's dispatch."""
 
-    def __init__(self, gates: Gates, dispatch: Dispatch[Job, Any], give_back: GiveBack) -> None:
+    def __init__(
+        self,
+        gates: Gates,
+        dispatch: Dispatch[Job, Any],
+        give_back: GiveBack,
+        traffic: Traffic | None = None,
+        words: Words = lambda _job, outcome: str(outcome.code),
+        notes: Notes | None = None,
+    ) -> None:
+        """`traffic`: what receivers have asked for, None: nobody is asked."""
         self._gates = gates
         self._dispatch = dispatch
         self._give_back = give_back
+        self._traffic = traffic
+        self._words = words
+        self._notes = notes
 
     # Letting through ------------------------------------------------------------------------------
 
@@ -73,9 +104,9 @@ class Gatekeeper:
             met = True
             self._gates.before(job.message.own_lane, gate)
             if gate.room(now) < 1:
-                self._give_back(job, now, gate.wait(now))
+                self._give_back(job, now, self._wait(gate, now))
                 return False
-            if key.domain is not None or key.owner is not None:
+            if key.domain is not None or key.owner is not None or key.route != line.key:
                 passed.append(gate)  # that of a route counts nothing: `Gates.bound` asks it
         if not met:
             self._gates.nothing_before(job.message.lane)
@@ -91,9 +122,12 @@ class Gatekeeper:
         """Learn of the route and of the destination from an outcome; True if the line is wider."""
         if outcome.verdict is Verdict.DELIVERED:
             line.took(now - began_at)
-        elif _is_trouble(outcome):
-            self._trouble(line, job, outcome, now)
-            return False
+        else:
+            if outcome.code is not None and self._traffic is not None:
+                self._heed(self._traffic, line, job, outcome, now)
+            if _is_trouble(outcome):
+                self._trouble(line, job, outcome, now)
+                return False
         # It answered, whatever it said.
         wider = self._dispatch.answered(line, now)
         if self._gates:
@@ -127,6 +161,64 @@ class Gatekeeper:
         for waiting in self._dispatch.remove(line, domain):
             self._gates.before(waiting.message.own_lane, gate)
             self._give_back(waiting, now, gate.wait(now))
+
+    # What receivers ask for -----------------------------------------------------------------------
+
+    def _heed(
+        self, traffic: Traffic, line: Line[Job, Any], job: Job, outcome: Outcome, now: float
+    ) -> None:
+        """Do what a reply asks for, if it does."""
+        receiver = receiver_of(line.key)
+        if receiver is None:
+            return
+        asked = traffic.learn(receiver, job.domain, outcome, now, lambda: self._words(job, outcome))
+        if asked is None:
+            return
+        if isinstance(asked, Asks):
+            log.info("outbound.recipient_suppressed", id=str(job.message.id), code=outcome.code)
+            if self._notes is not None:
+                self._notes.refused(job, self._words(job, outcome))
+            return
+        if self._notes is not None:
+            self._notes.learned(asked)
+        told = {
+            "receiver": receiver.shown,
+            "seconds": round(asked.until - now, 3),
+            "reason": asked.reason,
+        }
+        if asked.kind == SUSPENDED:
+            log.warning("outbound.suspended", **told)
+            _STRIKES.labels("receiver").inc()
+            self.suspend(asked, now)
+        else:
+            log.warning("outbound.slowed", factor=asked.factor, **told)
+
+    def suspend(self, learned: Learned, now: float) -> None:
+        """Begin nothing more that goes to a receiver, and take back what waits for it."""
+        receiver = learned.receiver
+        gate = self._gates.make(receiver.gate_key)
+        gate.suspend(learned.until, learned.reason)
+        for line in list(self._dispatch.lines.values()):
+            if line.waits and receiver_of(line.key) == receiver:
+                for waiting in self._dispatch.remove(line):
+                    self._gates.before(waiting.message.own_lane, gate)
+                    self._give_back(waiting, now, self._wait(gate, now))
+
+    @staticmethod
+    def _wait(gate: Gate, now: float) -> float:
+        """Seconds for which a job is given back that a gate does not let through.
+
+        Few where it is suspended for hours: its lane is not claimed from before it opens anyway,
+        and it may open earlier.
+        """
+        wait = gate.wait(now)
+        return min(wait, _SUSPENDED_WAIT) if now < gate.suspended_until else wait
+
+    def lift(self, receiver: Receiver) -> None:
+        """A receiver may be written to again before its time."""
+        gate = self._gates.find(receiver.gate_key)
+        if gate is not None:
+            gate.lift()
 
     # Domains whose servers are looked up ----------------------------------------------------------
 
@@ -231,9 +323,11 @@ def _is_trouble(outcome: Outcome) -> bool:
 def _on_the_way(line: Line[Job, Any], job: Job) -> tuple[GateKey, ...]:
     """What the gates on a job's way would stand before."""
     route = line.key
-    return (
+    receiver = receiver_of(route)
+    keys = (
         GateKey(route),
         GateKey(route, job.domain),
         GateKey(route, owner=job.owner),
         GateKey(ANY_ROUTE, owner=job.owner),
     )
+    return keys if receiver is None else (receiver.gate_key, *keys)

@@ -18,6 +18,8 @@ Promises
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
   cost nothing.
 - Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
+- What has said for how long it is not to be spoken to is suspended: shut until then, and `reopen`
+  does not open it; `lift` does.
 
 Fails: never.
 
@@ -76,6 +78,7 @@ class Gate:
         "busy",
         "opens_at",
         "strikes",
+        "suspended_until",
         "trouble_until",
         "why",
         "window",
@@ -94,6 +97,7 @@ class Gate:
         self.strikes = 0
         """Strikes in a row."""
         self.opens_at = -float("inf")
+        self.suspended_until = -float("inf")
         self.trouble_until = -float("inf")
         """The instant of the last trouble, the pause that it led to included."""
         self.why: str | None = None
@@ -102,7 +106,11 @@ class Gate:
     @property
     def gone(self) -> bool:
         """Whether the gate holds nothing back and may be forgotten."""
-        return self.window >= self._full and not (self._caps and self.busy)
+        return (
+            self.window >= self._full
+            and not (self._caps and self.busy)
+            and self.suspended_until == -float("inf")
+        )
 
     def room(self, now: float) -> int:
         """How many more may go through now."""
@@ -127,6 +135,21 @@ class Gate:
         self.strikes = 0
         self.window = float(self._full)
         self.opens_at = -float("inf")
+
+    def suspend(self, until: float, why: str) -> None:
+        """It has asked to be left alone until then."""
+        self.why = why
+        self.window = 1.0
+        self.suspended_until = self.opens_at = until
+        self.trouble_until = max(self.trouble_until, until)
+
+    def reopen(self) -> None:
+        """End a pause that was not asked for: the next delivery probes at once."""
+        self.opens_at = self.suspended_until
+
+    def lift(self) -> None:
+        """End a suspension."""
+        self.suspended_until = self.opens_at = -float("inf")
 
     def narrow(self, width: int, now: float) -> None:
         """Nothing failed, but what is under way does not end: no more than `width` at once."""
@@ -216,6 +239,9 @@ class Gates:
     def forget(self, now: float) -> None:
         """Drop the gates that are gone, or so long open that nobody seems to come any more."""
         long_ago = now - 2 * LONGEST_PAUSE * self._unit
+        for gate in self._gates.values():
+            if gate.suspended_until <= now:
+                gate.suspended_until = -float("inf")
         stale = {
             key: gate
             for key, gate in self._gates.items()
@@ -229,9 +255,9 @@ class Gates:
                 del self._lanes[lane]
 
     def reopen(self) -> None:
-        """End every pause: the next delivery probes at once."""
+        """End every pause, but what was asked for: the next delivery probes at once."""
         for gate in self._gates.values():
-            gate.opens_at = -float("inf")
+            gate.reopen()
 
     def before(self, lane: int, gate: Gate) -> None:
         """Note that mail of this lane met this gate last."""

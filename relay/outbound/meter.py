@@ -89,7 +89,7 @@ class Meter:
     def leased(self, wants: Mapping[str, int], grants: Mapping[str, Grant], now: float) -> None:
         """Take over the answer to `wants`, which was asked at `now`.
 
-        What was left of the slice before is forgotten, overdrafts are not.
+        What was left of the slice before was given back, overdrafts stay.
         """
         for key, want in wants.items():
             account = self._accounts.setdefault(key, _Account())
@@ -128,6 +128,15 @@ class Meter:
         """What is left of the last lease of each of `keys` that has something left."""
         accounts = ((key, self._accounts[key]) for key in keys if key in self._accounts)
         return {key: account.left for key, account in accounts if account.left}
+
+    def idle(self, now: float) -> dict[str, int]:
+        """What is left of leases whose slice is over, which is to be given back: it is not here
+        any more."""
+        found = {}
+        for key, account in self._accounts.items():
+            if account.left is not None and account.left > 0 and now >= account.asked_at + SLICE:
+                found[key], account.left = account.left, 0
+        return found
 
     def unknown(self, keys: Iterable[str]) -> bool:
         """Whether any of `keys` was never leased."""

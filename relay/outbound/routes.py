@@ -132,6 +132,11 @@ class Connections:
         """How many are idle."""
         return len(self._idle)
 
+    @property
+    def most_mails(self) -> int:
+        """Mails after which a connection is replaced."""
+        return MOST_MAILS
+
     def take(self) -> Connection | None:
         """Lend the connection that was used last, if one is fit for another mail."""
         while self._idle:
@@ -156,6 +161,10 @@ class Connections:
         """Close what has been idle for too long."""
         latest = trio.current_time() - IDLE
         await self._quit([item for item in self._idle if item[0] <= latest])
+
+    async def close_one(self) -> None:
+        """Close the one that has been idle for longest."""
+        await self._quit([self._idle[0]] if self._idle else [])
 
     async def close(self) -> None:
         """Close all that are idle."""

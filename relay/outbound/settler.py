@@ -71,8 +71,7 @@ class Settler:
             )
             if cause is Cause.DEFERRED:
                 delay = retry_delay(message.turn, self._unit, self._rng)
-            words = (str(outcome.code) if outcome.code else "", outcome.enhanced or "")
-            error = self._redacted(message, " ".join(filter(None, (*words, outcome.text))), secrets)
+            error = self.words(message, outcome, secrets)
         steps: Sequence[Step] = (*opening, *outcome.trace) if opening else outcome.trace
         if not steps:
             steps = ((outcome.phase, outcome.code or 0, now, 0.0),)
@@ -92,6 +91,15 @@ class Settler:
             None if peer is None else peer.tls,
             reply,
             notice,
+        )
+
+    def words(
+        self, message: Claimed, outcome: Outcome, secrets: Collection[str] = (), limit: int = LIMIT
+    ) -> str:
+        """What was replied, as it may be stored: code, enhanced code and text."""
+        words = (str(outcome.code) if outcome.code else "", outcome.enhanced or "")
+        return self._redacted(
+            message, " ".join(filter(None, (*words, outcome.text))), secrets, limit
         )
 
     def _redacted(

@@ -46,16 +46,18 @@ from relay.outbound.mx.sites import Site
 from relay.outbound.queue import Queue
 from relay.outbound.render import mail_of
 from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.routes import MOST_MAILS, Connections, Routes
+from relay.outbound.routes import Connections, Routes
 from relay.outbound.settler import ours
 from relay.outbound.signer import Signer
 from relay.outbound.signing import Signing
+from relay.outbound.traffic import Receiver, Traffic, receiver_of
 from relay.returns.paths import ReturnPaths
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
 
 log = get_logger()
 
+_UNMETERED = 1.0  # s; a claim of before a domain's receiver was known has come by then
 _LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
 
 _OPENED = Counter(
@@ -94,10 +96,13 @@ class Workers:
         retry_unit: float,
         signer: Signer | None = None,
         direct: Direct,
+        traffic: Traffic,
         return_paths: ReturnPaths | None = None,
     ) -> None:
         """`retry_unit` in seconds; `signer`: None signs nothing; `direct`: the way of mail that
-        has no upstream; `return_paths`: what leaves comes back to, None: to its sender."""
+        has no upstream, and `traffic`: to whom it leads; `return_paths`: what leaves comes back
+        to, None: to its sender."""
+        self._traffic = traffic
         self._return_paths = return_paths
         self._queue = queue
         self._custody = custody
@@ -203,7 +208,7 @@ class Workers:
             return
         found = self._direct.sites.known(job.domain, now)
         if isinstance(found, Site):
-            self._wait(self._site_line(found), job, now)
+            self._wait_for_site(found, job, now)
         elif found is not None:
             self._unreachable(job, found, now)
         else:
@@ -236,17 +241,32 @@ class Workers:
             elif self._custody.leaving:
                 self._give_back(job)
             else:
-                self._wait(self._site_line(found), job, now)
+                self._wait_for_site(found, job, now)
         self.spread()
 
-    def _site_line(self, site: Site) -> Line[Job, Way]:
-        """The line of a site, which leads to its exchangers as they are known now."""
-        line = self._dispatch.lines.get(site.key)
+    def _wait_for_site(self, site: Site, job: Job, now: float) -> None:
+        """Let a job wait in the line of its domain's site, which has been found."""
+        line, receiver = self._site_line(site, job)
+        known_since = self._traffic.meets(job.domain, receiver, now)
+        if now < known_since + _UNMETERED and self._traffic.limits(receiver, now).rate is not None:
+            # When it was claimed nobody knew what rate it falls under.
+            self._give_back(job, _UNMETERED)
+        else:
+            self._wait(line, job, now)
+
+    def _site_line(self, site: Site, job: Job) -> tuple[Line[Job, Way], Receiver]:
+        """The line of a site, which leads to its exchangers as they are known now, and to whom."""
+        key = self._traffic.line_key(job.domain, site)
+        receiver = receiver_of(key)
+        assert receiver is not None  # of a site
+        line = self._dispatch.lines.get(key)
         if line is None:
-            return self._dispatch.add(site.key, self._direct.connections(site), width=FIRST_WIDTH)
-        if isinstance(line.way, SiteConnections):
+            way = self._direct.connections(site, receiver)
+            group = self._direct.shared(receiver).group
+            line = self._dispatch.add(key, way, width=FIRST_WIDTH, group=group)
+        elif isinstance(line.way, SiteConnections):
             line.way.site = site
-        return line
+        return line, receiver
 
     def _own_line(self) -> Line[Job, Way]:
         """The line of this relay's own domains, for whose mail nobody else is asked."""
@@ -493,7 +513,7 @@ class Workers:
             )  # fmt: skip
         if following is not None:
             return following
-        if connection.delivered >= MOST_MAILS:
+        if connection.delivered >= connections.most_mails:
             await connection.quit()
         return self._next(place)
 
@@ -512,7 +532,8 @@ class Workers:
         job.connection = connection
         job.began_at = now
         self._begun[place] = job
-        last = connection.delivered + 1 >= MOST_MAILS
+        way = place.line.way
+        last = way is None or connection.delivered + 1 >= way.most_mails
         return mail, None if last else announce, self._custody.deliver_by(job)
 
     def _go_on(

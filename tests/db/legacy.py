@@ -565,6 +565,15 @@ HERITAGE = (
         """,
         (["failed"], 1, 1),
     ),
+    Heritage(
+        42,
+        """
+        INSERT INTO relay.outbound_shaping (receiver, kind, factor, domain, reason, until)
+        VALUES ('google', 'slowed', 0.25, 'shop.example', '421 4.7.28', now() + interval '1 day')
+        """,
+        "SELECT kind, factor, domain, reason FROM relay.outbound_shaping WHERE receiver = 'google'",
+        ("slowed", 0.25, "shop.example", "421 4.7.28"),
+    ),
 )
 
 

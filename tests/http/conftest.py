@@ -41,6 +41,7 @@ from relay.outbound.gates import Gates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.sending import WakeOutbound
 from relay.outbound.signer import Signer
+from relay.outbound.traffic import Traffic
 from relay.settings import load
 from relay.smtp.chaos import Chaos
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
@@ -223,6 +224,7 @@ async def open_house(
         connections=MAX_CONNECTIONS,
         resolver=functools.cache(lambda: Resolver([dns])),
         dkim_keys=dkim_keys,
+        traffic=Traffic(),
         signer=Signer(dkim_keys, keyring.vault),
         history=history,
     )

@@ -23,6 +23,7 @@ from relay.outbound.rates import SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import parse_upstream
 from relay.outbound.signer import Signer
+from relay.outbound.traffic import Traffic
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest
 from tests.eventually import eventually
@@ -41,6 +42,7 @@ class Outbound:
         self.sender: Mailbox[Any] = Mailbox("sender", capacity=64)
         self.writer: Mailbox[Any] = Mailbox("writer", on_dead=writer.dead)
         self.supervisor = Supervisor()
+        self.gates: Gates
 
     def wake(self, *due_lanes: DueLane) -> None:
         """Say that something is due."""
@@ -97,13 +99,15 @@ async def running_outbound(
     right_of_way: RightOfWay | None = None,
     signer: Signer | None = None,
     hub: Hub | None = None,
+    traffic: Traffic | None = None,
     **settings: Any,
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
     vault = vault or Vault([Fernet.generate_key().decode()])
     queue = Queue(pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts)
     running = Outbound(pool, vault, queue)
-    gates = Gates(concurrency, retry_unit, random.Random(1), cap=domain_connections)
+    gates = running.gates = Gates(concurrency, retry_unit, random.Random(1), cap=domain_connections)
+    traffic = traffic or Traffic()
     send = partial(
         sender.run,
         pool=pool,
@@ -115,6 +119,7 @@ async def running_outbound(
         right_of_way=right_of_way,
         signer=signer,
         hub=hub,
+        traffic=traffic,
         settings=sender.DeliverySettings(
             parse_upstream(upstream),
             ("relay.localhost",),
@@ -130,6 +135,7 @@ async def running_outbound(
         sender=running.sender,
         gates=gates,
         rates=rates,
+        traffic=traffic,
         upstream=parse_upstream(upstream).url,
         sweep_every=sweep_every,
     )

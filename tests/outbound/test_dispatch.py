@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.outbound.dispatch import STILL, Dispatch, Line, Place
+from relay.outbound.dispatch import STILL, Dispatch, Group, Line, Place
 from relay.outbound.right_of_way import RightOfWay
 
 HIGH, NORMAL, BULK = range(3)
@@ -541,3 +541,63 @@ def test_nothing_lower_is_begun_while_high_mail_comes():
     assert one.next(place, 0.02) is None
     assert way.ended("code", 0.03)
     assert len(one.start(0.03)) > 20
+
+
+def grouped(most: int | None) -> tuple[Dispatch[Mail, None], list[Line[Mail, None]], Group]:
+    """A dispatch with three lines that lead to one receiver, which is given so much."""
+    one: Dispatch[Mail, None] = Dispatch(32, 32, RightOfWay())
+    group = Group(lambda _now: most)
+    lines = [one.add(name, None, width=8, group=group) for name in ("a", "b", "c")]
+    return one, lines, group
+
+
+def test_lines_of_one_receiver_have_no_more_than_it_is_given():
+    """Together; and each of them something."""
+    one, lines, group = grouped(4)
+    for line in lines:
+        put(one, line, 20, "d#.example")
+    started = one.start(0.0)
+    assert len(started) == group.workers == 4
+    assert {place.line.key for place, _ in started} == {"a", "b", "c"}
+    # It goes on in its line, as every line has something.
+    place, _ = started[0]
+    assert one.next(place, 0.0) is not None
+    assert group.workers == 4
+    one.leave(place)
+    assert group.workers == 3
+    assert len(one.start(0.0)) == 1
+    one, lines, group = grouped(None)
+    for line in lines:
+        put(one, line, 20, "d#.example")
+    assert len(one.start(0.0)) == 24
+
+
+def test_a_line_that_has_no_connection_gets_its_turn():
+    """However much waits in the others of its receiver."""
+    one, lines, group = grouped(1)
+    for line in lines:
+        put(one, line, 20, "d#.example")
+    ((place, _),) = one.start(0.0)
+    turns = []
+    for _ in range(6):
+        assert one.next(place, 0.0) is None
+        one.leave(place)
+        assert group.workers == 0
+        ((place, _),) = one.start(0.0)
+        turns.append(str(place.line.key))
+    assert sorted(turns) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_who_is_given_less_now_begins_nothing_until_there_is_room():
+    """What is under way goes on."""
+    given = [4]
+    one: Dispatch[Mail, None] = Dispatch(32, 32, RightOfWay())
+    line = one.add("a", None, width=8, group=Group(lambda _now: given[0]))
+    put(one, line, 20, "d#.example")
+    started = one.start(0.0)
+    given[0] = 2
+    assert [one.next(place, 0.0) for place, _ in started[:2]] == [None, None]
+    for place, _ in started[:2]:
+        one.leave(place)
+    assert one.start(0.0) == []
+    assert one.next(started[2][0], 0.0) is not None

@@ -15,7 +15,10 @@ from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import GateKey, Gates
 from relay.outbound.jobs import Job
 from relay.outbound.lanes import lane_of
+from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.shaping import parse
+from relay.outbound.traffic import SLOWED, SUSPENDED, Learned, Receiver, Traffic
 from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
 
@@ -263,3 +266,124 @@ def test_what_one_owner_has_waiting_behind_a_single_stall_is_narrowed():
     assert house.back == []
     house.gatekeeper.look_for_stalls(begun, 1.0)
     assert house.dispatch.held(MALLORY.int) == 7
+
+
+# What receivers ask for ---------------------------------------------------------------------------
+
+RULES = """
+[provider.big]
+mx = ["big.example"]
+[[provider.big.replies]]
+code = 421
+suspend = "2h"
+[[provider.big.replies]]
+code = 451
+slow = "1h"
+[[provider.big.replies]]
+code = 550
+suppress = true
+"""
+
+
+class Site:
+    """A house with three lines: two of a provider's sites, and another's; and what was noted."""
+
+    def __init__(self) -> None:
+        self.house = House()
+        rules = parse(RULES, "rules.toml")
+        self.traffic = Traffic(lambda: rules)
+        self.noted: list[Learned] = []
+        self.suppressed: list[tuple[Job, str]] = []
+        self.gatekeeper = Gatekeeper(
+            self.house.gates,
+            self.house.dispatch,
+            self.house._give_back,
+            self.traffic,
+            lambda _job, outcome: f"{outcome.code} said",
+            self,
+        )
+        self.lines = [
+            self.house.dispatch.add(
+                SiteKey("mx", f"mx:{name}", ((0, name),), (), provider), None, width=8
+            )
+            for name, provider in (("m1.big", "big"), ("m2.big", "big"), ("mx.shop", ""))
+        ]
+
+    def learned(self, what: Learned) -> None:
+        self.noted.append(what)
+
+    def refused(self, job: Job, words: str) -> None:
+        self.suppressed.append((job, words))
+
+    def meets(self, code: int, phase: Phase = Phase.RCPT, now: float = 1.0) -> Job:
+        """A job of the first site is answered so."""
+        job = self.house.job("a.example")
+        verdict = Verdict.DEFERRED if code < 500 else Verdict.BOUNCED
+        outcome = Outcome(verdict, phase, code, None, "", code == 421, True)
+        self.gatekeeper.learn(self.lines[0], job, outcome, 0.0, now)
+        return job
+
+
+def test_a_suspended_receiver_gets_nothing_by_any_of_its_sites():
+    """What waits for it is given back until then; other receivers' goes on."""
+    site = Site()
+    mine, beside, other = (site.house.job(f"{name}.example") for name in "bcd")
+    for line, job in zip(site.lines, (mine, beside, other), strict=True):
+        site.house.dispatch.put(line, job)
+    site.meets(421)
+    assert [job for job, _ in site.house.back] == [mine, beside]
+    # Not for two hours: it may be let go, and its lane is not claimed from before.
+    assert all(wait == 5.0 for _, wait in site.house.back)
+    assert site.house.gates.allowance(mine.message.lane, 7200.0) == 0
+    assert [line.waits for line in site.lines] == [0, 0, 1]
+    (noted,) = site.noted
+    assert (noted.receiver, noted.kind, noted.until) == (Receiver("big"), SUSPENDED, 7201.0)
+    assert noted.reason == "421 said"
+    later = site.house.job("e.example")
+    assert not site.gatekeeper.lets(site.lines[1], later, 7000.0)
+    assert site.house.gates.allowance(later.message.lane, 7000.0) == 0
+    assert site.gatekeeper.lets(site.lines[2], site.house.job("d.example"), 7000.0)
+    # Then one probes, and the next waits for how that ends.
+    assert site.gatekeeper.lets(site.lines[1], later, 7201.0)
+    assert not site.gatekeeper.lets(site.lines[0], site.house.job("f.example"), 7201.0)
+
+
+def test_what_ends_before_its_time_ends_here():
+    """Somebody flushed the queue."""
+    site = Site()
+    site.meets(421)
+    assert not site.gatekeeper.lets(site.lines[1], site.house.job("b.example"), 2.0)
+    site.gatekeeper.lift(Receiver("big"))
+    site.gatekeeper.lift(Receiver("never met"))
+    assert site.gatekeeper.lets(site.lines[1], site.house.job("b.example"), 2.0)
+
+
+def test_what_another_node_learned_holds_here():
+    """Without a delivery of this one's."""
+    site = Site()
+    site.gatekeeper.suspend(
+        Learned(Receiver("big"), SUSPENDED, 100.0, 1.0, "a.example", "421 there"), 1.0
+    )
+    assert not site.gatekeeper.lets(site.lines[0], site.house.job("b.example"), 2.0)
+    assert site.noted == []
+
+
+def test_slowing_and_suppressing_hold_nobody_back():
+    """They are noted, for all nodes."""
+    site = Site()
+    site.meets(451)
+    assert [noted.kind for noted in site.noted] == [SLOWED]
+    job = site.meets(550)
+    assert site.suppressed == [(job, "550 said")]
+    site.meets(550, Phase.MAIL)  # is about the sender
+    assert len(site.suppressed) == 1
+    assert site.gatekeeper.lets(site.lines[1], site.house.job("b.example"), 2.0)
+
+
+def test_an_upstreams_replies_are_no_receivers():
+    """Its rules are its own."""
+    site = Site()
+    job = site.house.job()
+    outcome = Outcome(Verdict.DEFERRED, Phase.RCPT, 421, None, "", True, True)
+    site.gatekeeper.learn(site.house.line, job, outcome, 0.0, 1.0)
+    assert site.noted == []

@@ -111,3 +111,39 @@ def test_what_nobody_came_to_for_long_after_its_pause_is_forgotten():
     assert gates.allowance(7, 21.0) is not None
     assert gates.allowance(8, 21.0) is not None
     assert gates.allowance(3, 21.0) is None
+
+
+def test_who_asked_to_be_left_alone_is_until_then():
+    """Whatever went well meanwhile, and an operator's flush; then one probes."""
+    gates = Gates(8, 60.0, random.Random(1))
+    key = GateKey("receiver")
+    one = gates.make(key)
+    one.suspend(7200.0, "421 not now")
+    gates.before(1, one)
+    one.good()
+    gates.reopen()
+    gates.forget(7000.0)
+    assert gates.find(key) is one
+    assert gates.allowance(1, 7199.0) == 0
+    assert gates.next_opening(0.0) == 7200.0
+    (standing,) = gates.statistics(200.0)
+    assert (standing.opens_in, standing.reason) == (7000.0, "421 not now")
+    assert gates.allowance(1, 7200.0) == 2
+    gates.forget(7200.0 + 3 * LONGEST_PAUSE * 60.0)
+    assert gates.find(key) is None
+
+
+def test_a_suspension_can_be_lifted_and_another_pause_reopened():
+    """Of a gate of one place, too, whose window is always whole."""
+    gates = Gates(1, 60.0, random.Random(1))
+    one = gates.make(GateKey("receiver"))
+    one.suspend(100.0, "421 not now")
+    assert not one.gone
+    gates.forget(50.0)
+    assert one.room(50.0) == 0
+    one.lift()
+    assert one.room(50.0) == 1
+    one.bad(50.0, plain=True)
+    assert one.room(50.0) == 0
+    gates.reopen()
+    assert one.room(50.0) == 1

@@ -71,3 +71,15 @@ def test_a_node_asks_for_what_it_can_use():
             meter.spend([key])
         now += 1.0
     assert asked == [8, 16, 32, 64, 20, 40]
+
+
+def test_what_is_left_when_a_slice_is_over_is_to_be_given_back():
+    """Once; what has no limit, or was spent, is nothing."""
+    meter = Meter()
+    meter.leased({"a": 8, "b": 8, "c": 8}, {"a": Grant(5, 0.0), "b": Grant(1, 3.0)}, 0.0)
+    meter.spend(["a", "b"])
+    assert meter.idle(0.9) == {}
+    assert meter.idle(1.0) == {"a": 4}
+    assert meter.idle(2.0) == {}
+    assert meter.share(("a",)) == 0
+    assert meter.share(("c",)) is None

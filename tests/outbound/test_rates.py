@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from relay.db.pool import Pool
 from relay.outbound.queue import Queue
 from relay.outbound.rates import SLICE, Grant, SharedRates, domain_key, grant, route_key
+from relay.outbound.shaping import Rate
 
 
 @given(
@@ -74,6 +75,46 @@ async def test_sql_and_python_grant_alike(any_pool: Pool):
     await any_pool.execute("UPDATE relay.outbound_rates SET tat = tat - interval '1 second'")
     assert (await rates.lease({two: 100}))[two].granted == 4
     assert await rates.lease({}) == {}
+
+
+class Named:
+    """Rates of keys that somebody else knows."""
+
+    limits_rates = True
+
+    def rate(self, key: str, now: float) -> Rate | None:
+        """Five a day at once, of fifty."""
+        return Rate(0.0005, 5.0) if key == "source:new" else None
+
+
+async def test_what_was_not_spent_is_given_back(any_pool: Pool):
+    """With the next lease or by itself; in SQL and in Python alike, and never more than there was.
+
+    Else one message a minute of a slow rate would cost a whole burst each."""
+    rates = SharedRates(any_pool, named=Named())
+    assert await rates.limited()
+    key = "source:new"
+    assert (await rates.lease({key: 8}))[key].granted == 5
+    assert (await rates.lease({key: 8}, {key: 4}))[key].granted == 4
+    expected = grant(grant(-math.inf, 0.0, 0.0005, 5, 8)[1], 0.0, 0.0005, 5, 8, 4)[0]
+    assert expected.granted == 4
+    await rates.give_back({key: 3})
+    found = await rates.lease({key: 8, "source:old": 9})
+    assert found[key].granted == 3
+    assert "source:old" not in found
+    await rates.give_back({key: 1000})
+    assert (await rates.lease({key: 8}))[key].granted == 5
+    # Relays of before lease by the function that they know.
+    await limit(any_pool, "domain:a.example", 1.0, 3)
+    rows = await any_pool.fetch(
+        """
+        SELECT key, granted
+        FROM relay.outbound_lease(ARRAY['domain:a.example', 'route:b'], ARRAY[9, 9],
+                                  ARRAY[NULL, 2.0]::float8[], 0.5)
+        ORDER BY key
+        """
+    )
+    assert rows == [("domain:a.example", 3), ("route:b", 2)]
 
 
 async def test_the_settings_limit_what_the_table_does_not(any_pool: Pool):

@@ -10,12 +10,15 @@ Promises
   is used wherever it is offered, whatever the certificate, and only where STARTTLS is refused or
   breaks is the mail sent in clear, over a new connection.  Where a policy asks for more, what fails
   of that names the policy.
+- Where a receiver is given so many connections, idle ones of its other sites count: before a new
+  one is opened that would be too many, the one that has been idle for longest is closed.
 
 Fails with `OpenFailed`, which has the outcome of the last exchanger that was tried: deferred.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import ssl
 from collections.abc import Callable
@@ -26,11 +29,12 @@ from weakref import WeakKeyDictionary
 import trio
 
 from relay.log import get_logger
+from relay.outbound.dispatch import Group
 from relay.outbound.mx.exchangers import Exchanger, in_order
 from relay.outbound.mx.policy import UNMET, Published, Security, TlsPolicy
 from relay.outbound.mx.sites import Site
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
-from relay.outbound.routes import Connections
+from relay.outbound.routes import MOST_MAILS, Connections
 from relay.smtp.client import Peer, Phase
 from relay.smtp.connection import (
     Connection,
@@ -55,6 +59,40 @@ UNSECURED = "4.7.5"
 
 CONNECT = 15.0
 """Seconds to connect to one exchanger, all its addresses together: there may be another."""
+
+_MANY = 64  # sites of which it is looked who has idle connections still
+
+
+class Shared:
+    """What the connections to all sites of one receiver have in common."""
+
+    __slots__ = ("__weakref__", "_idle", "group", "most_mails")
+
+    def __init__(self, group: Group, most_mails: Callable[[], int]) -> None:
+        """`most_mails()`: after so many mails a connection is replaced."""
+        self.group = group
+        self.most_mails = most_mails
+        self._idle: dict[SiteConnections, None] = {}  # who may have idle ones, longest first
+
+    def is_idle(self, connections: SiteConnections) -> None:
+        """One of theirs may be idle from now on."""
+        if self.group.room(trio.current_time()) == math.inf:
+            return
+        self._idle.pop(connections, None)
+        self._idle[connections] = None
+        if len(self._idle) > _MANY:
+            self._idle = {one: None for one in self._idle if len(one)}
+
+    async def make_room(self) -> None:
+        """Close idle ones until those that work may all be open."""
+        while self._idle:
+            room = self.group.room(trio.current_time())
+            if sum(map(len, self._idle)) <= room:
+                break
+            first = next(iter(self._idle))
+            if len(first) <= 1:
+                del self._idle[first]
+            await first.close_one()
 
 
 class Reporting(NamedTuple):
@@ -86,9 +124,11 @@ class SiteConnections(Connections):
         rng: random.Random,
         context: ssl.SSLContext | None = None,
         reporting: Reporting | None = None,
+        shared: Shared | None = None,
     ) -> None:
         """`port` of every exchanger; `local_name`: what they are greeted with; `deadlines` of each
-        delivery; `context`: from `opportunistic_tls`, None makes one; `reporting`: None for none.
+        delivery; `context`: from `opportunistic_tls`, None makes one; `reporting`: None for none;
+        `shared` with other sites of the receiver.
         """
         self._reporting = reporting
         self._sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
@@ -99,6 +139,18 @@ class SiteConnections(Connections):
         self._rng = rng
         self._any_certificate = context or opportunistic_tls()
         self._failed: dict[str, float] = {}  # since when
+        self._shared = shared
+
+    @property
+    def most_mails(self) -> int:
+        """Mails after which a connection is replaced."""
+        return MOST_MAILS if self._shared is None else self._shared.most_mails()
+
+    def give_back(self, connection: Connection) -> None:
+        """End a loan: keep the connection, or close it."""
+        super().give_back(connection)
+        if self._shared is not None:
+            self._shared.is_idle(self)
 
     def used(self, domain: str, connection: Connection) -> None:
         """A connection takes mail of a domain: it is a session of it, once."""
@@ -114,6 +166,8 @@ class SiteConnections(Connections):
 
     async def open(self, domain: str = "") -> Connection:
         """Open a connection to the first exchanger that can be spoken to.  Raises `OpenFailed`."""
+        if self._shared is not None:
+            await self._shared.make_room()
         began = trio.current_time()
         self._failed = {name: at for name, at in self._failed.items() if began < at + SHUN}
         order = in_order(self.site.exchangers, self._failed, self._rng)[:MOST_TRIED]

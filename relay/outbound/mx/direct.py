@@ -3,6 +3,7 @@
 Promises
 - A site has at most `most` connections, and begins with `FIRST_WIDTH`: a site that stalls cannot
   take the places of others, however much mail waits for it.
+- A receiver (`relay.outbound.traffic`) has no more than it is given, with all its sites together.
 - Mail for the relay's own domains takes the loop: nobody is asked where this relay is.
 
 Fails: never.
@@ -13,11 +14,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Hashable
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from relay.outbound.mx.connections import Reporting, SiteConnections
+import trio
+
+from relay.outbound.dispatch import Group
+from relay.outbound.mx.connections import Reporting, Shared, SiteConnections
 from relay.outbound.mx.policy import Policy
 from relay.outbound.mx.sites import Site, SiteKey, Sites
 from relay.outbound.mx.tls_results import TlsResults
+from relay.outbound.routes import MOST_MAILS
 from relay.smtp.connection import Deadlines, opportunistic_tls
 
 if TYPE_CHECKING:
@@ -28,6 +34,10 @@ FIRST_WIDTH = 2
 
 OWN = ("mx", "loop:")
 """Instead of a site: this relay's own domains."""
+
+
+Given = Callable[[Hashable, float], tuple[int | None, int | None]]
+"""What a receiver is given at an instant: connections, and mails on one; None: as all are."""
 
 
 class Direct:
@@ -45,11 +55,13 @@ class Direct:
         most: int = 8,
         policy: Policy | None = None,
         results: TlsResults | None = None,
+        given: Given = lambda _receiver, _now: (None, None),
     ) -> None:
         """`resolver`: called when it is first needed; `own`: the relay's domains, the first of
         which exchangers are greeted with; `port` of exchangers; `private`: whether they may have
         private addresses; `most`: connections to one site; `policy`: of TLS, None for none;
-        `results`: what is counted for reports of TLS, None: nothing is.
+        `results`: what is counted for reports of TLS, None: nothing is; `given`: what receivers are
+        given.
         """
         self._own = frozenset(name.lower() for name in own)
         self._local_name = next(iter(own))
@@ -58,6 +70,8 @@ class Direct:
         self._port = port
         self._most = most
         self._any_certificate = opportunistic_tls()
+        self._given = given
+        self._shared: WeakValueDictionary[Hashable, Shared] = WeakValueDictionary()
         self.sites = Sites(resolver, own=own, private=private, policy=policy)
         self._reporting = None if results is None else Reporting(results, self.sites.published)
 
@@ -65,8 +79,8 @@ class Direct:
         """Whether a domain is this relay's."""
         return domain.lower() in self._own
 
-    def connections(self, site: Site) -> SiteConnections:
-        """The connections to a site, none of them open yet."""
+    def connections(self, site: Site, receiver: Hashable) -> SiteConnections:
+        """The connections to a site, which is a receiver's; none of them is open yet."""
         return SiteConnections(
             site,
             self._port,
@@ -75,10 +89,23 @@ class Direct:
             self._rng,
             self._any_certificate,
             self._reporting,
+            self.shared(receiver),
         )
+
+    def shared(self, receiver: Hashable) -> Shared:
+        """What all sites of a receiver have in common, as long as there are any."""
+        shared = self._shared.get(receiver)
+        if shared is None:
+            group = Group(lambda now: self._given(receiver, now)[0])
+            shared = self._shared[receiver] = Shared(group, lambda: self._mails_for(receiver))
+        return shared
 
     def bound(self, key: Hashable, gate: int | None) -> int | None:
         """Connections that a line may have: `gate` says what a gate lets through, None any."""
         if not isinstance(key, SiteKey):
             return gate
         return self._most if gate is None else min(self._most, gate)
+
+    def _mails_for(self, receiver: Hashable) -> int:
+        mails = self._given(receiver, trio.current_time())[1]
+        return MOST_MAILS if mails is None else min(mails, MOST_MAILS)

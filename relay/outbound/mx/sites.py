@@ -57,6 +57,10 @@ class SiteKey(NamedTuple):
     exchangers: tuple[tuple[int, str], ...]
     policies: tuple[TlsPolicy, ...]
     """Of each exchanger; none: all are opportunistic."""
+    provider: str = ""
+    """Of a line: whose traffic rules hold (`relay.outbound.shaping`); empty: nobody's."""
+    source: str = ""
+    """Of a line: by what name and address of ours the site is spoken to; empty: by the usual."""
 
 
 class Site(NamedTuple):

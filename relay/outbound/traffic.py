@@ -1,0 +1,276 @@
+"""What one node knows of receivers: who they are, what they are given, who is slowed and why.
+
+A receiver is what the traffic rules limit and judge as one, seen from one source: a provider of the
+rules with all its sites, or a site that is no provider's.  The sender, the claimer and the control
+plane of a node share one `Traffic`; `relay.outbound.shaping_store` keeps what is learned for all
+nodes.
+
+Promises
+- Sites that are told apart count as one receiver only if they are one provider's, or have the same
+  exchangers; never because they are called alike.
+- Replies that ask to slow down within `STEP` seconds are one; later ones slow down again, to
+  `LEAST_FACTOR` at least, and until the latest time that any of them asked for.
+- What is over by time is over without anybody's doing.
+- Memory: `MOST_SEEN` domains are remembered, the least recently met go first.
+
+Fails: never.  Pure; instants are handed in, and rules are read anew each time they are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from relay.outbound.gates import GateKey, Standing
+from relay.outbound.mx.sites import Site, SiteKey
+from relay.outbound.shaping import LEAST_FACTOR, STEP, Asks, Counts, Limits, Provider, Rate, Rules
+from relay.smtp.client import Outcome
+
+MOST_SEEN = 20_000
+"""Domains whose receivers are remembered."""
+
+SUSPENDED = "suspended"
+SLOWED = "slowed"
+
+
+class Receiver(NamedTuple):
+    """Who is limited and judged as one."""
+
+    name: str
+    """A provider's name, or a site's (`mx:…`)."""
+    source: str = ""
+    """By what name of ours, and address, it knows us."""
+
+    @property
+    def shown(self) -> str:
+        """What people read."""
+        name = self.name.partition(" #")[0]
+        return f"{name} via {self.source}" if self.source else name
+
+    @property
+    def rate_key(self) -> str:
+        """The key of its rate."""
+        name = f"site:{self.name}"
+        return f"{name} via {self.source}" if self.source else name
+
+    @property
+    def gate_key(self) -> GateKey:
+        """The key of the gate that stands before it while it is suspended."""
+        return GateKey(("receiver", self.shown, self))
+
+
+class Learned(NamedTuple):
+    """What a receiver has asked for."""
+
+    receiver: Receiver
+    kind: str
+    """`SUSPENDED` or `SLOWED`."""
+    until: float
+    factor: float
+    domain: str
+    """Whose mail was answered so, last."""
+    reason: str
+    """The reply, redacted."""
+    since: float = 0.0
+    """When it was slowed last."""
+
+
+def receiver_of(key: Hashable) -> Receiver | None:
+    """The receiver that a line leads to; None: it leads to none, but to an upstream or home."""
+    if not isinstance(key, SiteKey):
+        return None
+    if key.provider:
+        return Receiver(key.provider, key.source)
+    name = key.name
+    if len(key.exchangers) > 1:
+        # By all of them: who lists somebody's server beside their own is another.
+        name = f"{name} #{_digest(key.exchangers)}"
+    return Receiver(name, key.source)
+
+
+@lru_cache(4096)
+def _digest(exchangers: tuple[tuple[int, str], ...]) -> str:
+    return hashlib.sha256(repr(exchangers).encode()).hexdigest()[:12]
+
+
+class Traffic:
+    """The receivers of one node."""
+
+    def __init__(self, rules: Callable[[], Rules] = Rules) -> None:
+        """`rules`: gives those that are in force."""
+        self._rules = rules
+        self._counts = Counts()
+        self._learned: dict[tuple[Receiver, str], Learned] = {}
+        self._seen: OrderedDict[tuple[str, str], tuple[Receiver, float]] = OrderedDict()
+        self._rated: dict[str, Receiver] = {}
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that are in force."""
+        return self._rules()
+
+    # Who they are ---------------------------------------------------------------------------------
+
+    def line_key(self, domain: str, site: Site, source: str = "") -> SiteKey:
+        """The key of the line for a domain's mail to its site from a source."""
+        provider = self.rules.provider(domain, [each.name for each in site.exchangers])
+        if provider is None and not source:
+            return site.key
+        return site.key._replace(provider=provider.name if provider else "", source=source)
+
+    def provider_of(self, receiver: Receiver) -> Provider:
+        """Whose rules hold for it."""
+        return self.rules.named(receiver.name)
+
+    # What they are given --------------------------------------------------------------------------
+
+    def limits(self, receiver: Receiver, now: float) -> Limits:
+        """What it is given now."""
+        limits = self.provider_of(receiver).limits
+        slowed = self._learned.get((receiver, SLOWED)) if self._learned else None
+        if slowed is None or slowed.until <= now:
+            return limits
+        if limits.connections is None:
+            limits = limits._replace(connections=_connections_of(slowed.factor))
+        else:
+            limits = limits.slowed(slowed.factor)
+        return limits
+
+    def given(self, receiver: Hashable, now: float) -> tuple[int | None, int | None]:
+        """Connections, and mails on one, that it is given now; None: as all are."""
+        if not isinstance(receiver, Receiver):
+            return None, None
+        limits = self.limits(receiver, now)
+        return limits.connections, limits.messages
+
+    @property
+    def limits_rates(self) -> bool:
+        """Whether the rules have a rate for anybody."""
+        return self.rules.limits_rates
+
+    def rate(self, key: str, now: float) -> Rate | None:
+        """What the rules say of a key of a rate."""
+        receiver = self._rated.get(key)
+        return None if receiver is None else self.limits(receiver, now).rate
+
+    def rate_key(self, domain: str, source: str = "") -> str | None:
+        """The key of the rate that a domain's mail falls under; None: it is not known yet."""
+        provider = self.rules.of_domain(domain)
+        if provider is not None:
+            receiver = Receiver(provider.name, source)
+        else:
+            seen = self._seen.get((domain, source))
+            if seen is None:
+                return None
+            receiver = seen[0]
+        key = receiver.rate_key
+        if key not in self._rated:
+            if len(self._rated) >= 2 * MOST_SEEN:
+                self._rated.clear()
+            self._rated[key] = receiver
+        return key
+
+    def meets(self, domain: str, receiver: Receiver, now: float) -> float:
+        """Note whose a domain's mail is; return since when that is known here."""
+        key = (domain, receiver.source)
+        seen = self._seen.get(key)
+        if seen is not None and seen[0] == receiver:
+            self._seen.move_to_end(key)
+            return seen[1]
+        self._seen[key] = (receiver, now)
+        self._seen.move_to_end(key)
+        if len(self._seen) > MOST_SEEN:
+            self._seen.popitem(last=False)
+        return now
+
+    # What they ask for ----------------------------------------------------------------------------
+
+    def learn(
+        self,
+        receiver: Receiver,
+        domain: str,
+        outcome: Outcome,
+        now: float,
+        words: Callable[[], str],
+    ) -> Learned | Asks | None:
+        """What a reply asks for, which holds from now on; `Asks.SUPPRESS`: the recipient is not to
+        be written to.  `words` gives the reply as it may be kept.
+        """
+        if outcome.code is None:
+            return None
+        rules = self.rules
+        rule = rules.meaning(rules.named(receiver.name), outcome)
+        if rule is None or not self._counts.met((receiver, rule.asks), rule, now):
+            return None
+        if rule.asks is Asks.SUPPRESS:
+            return Asks.SUPPRESS
+        kind = SUSPENDED if rule.asks is Asks.SUSPEND else SLOWED
+        before = self._holds(receiver, kind, now)
+        until, factor, since = now + rule.seconds, rule.factor, now
+        if before is not None:
+            until = max(until, before.until)
+            if kind == SUSPENDED:
+                if until < before.until + STEP:
+                    return None  # what had set out before it meets the same
+            elif now < before.since + STEP:
+                return None
+            else:
+                factor = max(before.factor * factor, LEAST_FACTOR)
+        learned = Learned(receiver, kind, until, factor, domain, words(), since)
+        self._learned[receiver, kind] = learned
+        return learned
+
+    def take_over(self, rows: Iterable[Learned], now: float) -> list[Learned]:
+        """Have what all nodes know hold here; return what held here and is to end."""
+        there = {(row.receiver, row.kind): row for row in rows if row.until > now}
+        ended = [
+            learned
+            for key, learned in self._learned.items()
+            if key not in there and learned.until > now
+        ]
+        for key, row in there.items():
+            before = self._learned.get(key)
+            if before is not None and before.kind == SLOWED and before.factor == row.factor:
+                there[key] = row._replace(since=before.since)
+        self._learned = there
+        return ended
+
+    def held(self, now: float, kind: str) -> list[Learned]:
+        """What receivers have asked for and is not over."""
+        return [one for one in self._learned.values() if one.kind == kind and one.until > now]
+
+    def receivers_of(self, domain: str) -> Collection[str]:
+        """The names of those that a domain's mail is known to go to."""
+        provider = self.rules.of_domain(domain)
+        names = {receiver.name for (of, _), (receiver, _) in self._seen.items() if of == domain}
+        return names | ({provider.name} if provider is not None else set())
+
+    def statistics(self, now: float) -> list[Standing]:
+        """Those that are slowed, the slowest first; those that are suspended have gates."""
+        slowed = sorted(self.held(now, SLOWED), key=lambda one: one.factor)
+        return [
+            Standing(
+                one.receiver.shown,
+                None,
+                self.limits(one.receiver, now).connections or 0,
+                0,
+                0,
+                0.0,
+                reason=f"slowed to {one.factor:.0%}: {one.reason}",
+            )
+            for one in slowed
+        ]
+
+    def _holds(self, receiver: Receiver, kind: str, now: float) -> Learned | None:
+        found = self._learned.get((receiver, kind))
+        return found if found is not None and found.until > now else None
+
+
+_USUAL = 8  # connections of a receiver whose rules limit none, when it is slowed
+
+
+def _connections_of(factor: float) -> int:
+    return max(int(_USUAL * factor), 1)

@@ -1,0 +1,228 @@
+"""Traffic rules, whole: sinks that ask for something, and senders that heed it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import trio
+
+from relay.db.listen import Hub
+from relay.outbound.admin import QueueAdmin
+from relay.outbound.gates import Standing
+from relay.outbound.rates import SharedRates
+from relay.outbound.shaping import Rules, parse
+from relay.outbound.traffic import SUSPENDED, Traffic
+from tests.eventually import eventually
+from tests.outbound.mx.test_direct import World, answers, mx, world
+from tests.outbound.node import put
+from tests.outbound.sink import Script, Session, well_behaved
+
+
+def traffic(text: str) -> Traffic:
+    """By these rules."""
+    rules = parse(text, "rules.toml")
+    return Traffic(lambda: rules)
+
+
+def provider(*lines: str) -> str:
+    """A provider whose hosts end in `example`, as those of `mx` do."""
+    return "\n".join(["[provider.big]", 'mx = ["mx2.example", "mx3.example"]', *lines])
+
+
+SUSPENDS = """
+[[provider.big.replies]]
+code = 421
+text = "unusual rate .* address"
+suspend = "2h"
+"""
+NOT_NOW = b"421 4.7.28 An unusual rate of mail from your address b@one.example\r\n"
+
+
+async def rows(w: World) -> list[tuple[object, ...]]:
+    """What all nodes know."""
+    return await w.outbound.pool.fetch(
+        """
+        SELECT receiver, kind, factor, domain, reason, until > now() + interval '119 minutes'
+        FROM relay.outbound_shaping
+        ORDER BY kind
+        """
+    )
+
+
+def shut(w: World) -> list[Standing]:
+    """What this node holds back, and shows."""
+    return [
+        one
+        for one in w.outbound.gates.statistics(trio.current_time())
+        if one.opens_in > 7000 and one.domain is None
+    ]
+
+
+async def test_a_provider_that_asks_to_be_left_alone_is(pool):
+    """With all its sites, on a node that has not met it, after a restart; until a flush."""
+    zone = {**mx("one.example", "2"), **mx("two.example", "3"), **mx("other.example", "4")}
+    refuse = {"now": True}
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        return NOT_NOW if said == "RCPT" and refuse["now"] else None
+
+    scripts: dict[str, Script] = {"2": script, "3": well_behaved, "4": well_behaved}
+    async with world(pool, zone, scripts, traffic=traffic(provider() + SUSPENDS)) as w:
+        (row,) = await w.send("a@one.example", status="queued")
+        assert row[3].startswith("421 4.7.28")
+        await eventually(lambda: rows(w), "it is known to all", until=bool)
+        ((receiver, kind, factor, domain, reason, long),) = await rows(w)
+        assert (receiver, kind, factor, domain, long) == (
+            "big", "suspended", 1.0, "one.example", True,
+        )  # fmt: skip
+        assert str(reason).startswith("421 4.7.28 An unusual rate of mail")
+        assert "@" not in str(reason)
+        (standing,) = shut(w)
+        assert (standing.route, standing.reason) == ("big", reason)
+        await put(pool, "a@two.example")
+        (row,) = await w.send("a@other.example")
+        assert row[0] == "sent"
+        await w.outbound.at_rest()
+        assert w.sinks["3"].sessions == []
+    # Another node, or this one after a restart.
+    refuse["now"] = False
+    hub = Hub()
+    async with world(pool, zone, scripts, traffic=traffic(provider() + SUSPENDS), hub=hub) as w:
+        await eventually(lambda: shut(w), "it is known at the start", until=bool)
+        await w.send("b@other.example")
+        assert w.sinks["3"].sessions == []
+        admin = QueueAdmin(pool)
+        # What is flushed is nothing of the provider's, and ends nothing of it.
+        await admin.flush("other.example")
+        await admin.flush(route="default")
+        assert len(await rows(w)) == 1
+        await admin.flush("one.example")
+        assert await rows(w) == []
+        hub.publish("relay_shaping", None)  # as the listener does
+        await eventually(lambda: shut(w), "it is let go", until=lambda found: not found)
+        w.outbound.flush()
+        await eventually(
+            lambda: [len(w.sinks[number].received) for number in ("2", "3")],
+            "what has waited goes",
+            until=lambda counts: counts == [1, 1],
+        )
+
+
+async def test_a_suspension_is_stored_after_an_outage_of_its_table(pool):
+    """It holds here meanwhile."""
+    await pool.execute("ALTER TABLE relay.outbound_shaping RENAME TO gone")
+    try:
+        one = traffic(provider() + SUSPENDS)
+        scripts: dict[str, Script] = {"2": answers("RCPT", NOT_NOW)}
+        await pool.execute("ALTER TABLE relay.gone RENAME TO outbound_shaping")
+        async with world(pool, mx("one.example", "2"), scripts, traffic=one) as w:
+            await w.send("a@one.example", status="queued")
+            await eventually(lambda: rows(w), "it is stored", until=bool)
+            assert len(one.held(trio.current_time(), SUSPENDED)) == 1
+    finally:
+        await pool.execute("ALTER TABLE IF EXISTS relay.gone RENAME TO outbound_shaping")
+
+
+async def test_what_is_refused_for_good_is_suppressed(pool):
+    """For the owner, with the reply; what somebody put on the list stays as it is."""
+    rules = provider() + "\n[[provider.big.replies]]\nenhanced = '5.1.1'\nsuppress = true\n"
+    no = answers("RCPT", b"550 5.1.1 no such user here\r\n")
+    await pool.execute("INSERT INTO relay.suppressions (address) VALUES ('c@other.example')")
+    async with world(pool, mx("one.example", "2"), {"2": no}, traffic=traffic(rules)) as w:
+        await w.send("Gone@one.example", status="bounced")
+        found = await eventually(
+            lambda: pool.fetch(
+                "SELECT address, cause, reason FROM relay.suppressions WHERE cause = 'bounced'"
+            ),
+            "it is suppressed",
+            until=bool,
+        )
+        assert found == [("gone@one.example", "bounced", "550 5.1.1 no such user here")]
+        assert w.outbound.gates.statistics(trio.current_time()) == []
+
+
+async def test_a_provider_has_so_many_connections_and_mails_on_each(pool):
+    """All its sites together, idle ones included; others have as many as they like."""
+    zone = {
+        **mx("one.example", "2"),
+        **mx("two.example", "3"),
+        **mx("other.example", "4"),
+    }
+    open_now: set[str] = set()
+    most = {"big": 0, "other": 0}
+    dots: list[str] = []  # of which session of the provider's
+
+    def counting(name: str) -> Script:
+        async def script(session: Session, said: str, line: str) -> bytes | None:
+            if said == "connect":
+                open_now.add(f"{name}{session.number}")
+            elif said == "QUIT":
+                open_now.discard(f"{name}{session.number}")
+            for kind, names in (("big", "23"), ("other", "4")):
+                now = sum(one[0] in names for one in open_now)
+                most[kind] = max(most[kind], now)
+            if said == "dot":
+                if name in "23":
+                    dots.append(f"{name} {session.number}")
+                await trio.sleep(0.01)
+            return None
+
+        return script
+
+    rules = traffic(provider("connections = 2", "messages = 5"))
+    async with world(
+        pool, zone, {n: counting(n) for n in "234"}, traffic=rules, concurrency=32
+    ) as w:
+        await w.send(
+            *(
+                f"a{number}@{name}.example"
+                for number in range(20)
+                for name in ("one", "two", "other")
+            )
+        )
+        assert most["big"] == 2
+        assert most["other"] > 2
+        assert len(dots) == 40
+        assert max(Counter(dots).values()) == 5
+
+
+async def test_a_provider_is_sent_no_more_than_its_rate(pool):
+    """From the first mail on, whatever domain brings it; nobody else is held up."""
+    zone = {**mx("one.example", "2"), **mx("two.example", "3"), **mx("other.example", "4")}
+    rules = traffic(provider('rate = "20/s"'))
+    rates = SharedRates(pool, named=rules)
+    scripts: dict[str, Script] = dict.fromkeys("234", well_behaved)
+    async with world(pool, zone, scripts, traffic=rules, rates=rates, concurrency=32) as w:
+        began = trio.current_time()
+        await put(
+            pool, *(f"a{number}@{name}.example" for number in range(30) for name in ("one", "two"))
+        )
+        await put(pool, *(f"a{number}@other.example" for number in range(60)))
+        w.outbound.wake()
+        at_once = 0
+
+        def arrived() -> int:
+            nonlocal at_once
+            big = sum(len(w.sinks[number].received) for number in "23")
+            assert big <= 20 + 20 * (trio.current_time() - began) + 1
+            if len(w.sinks["4"].received) == 60 and not at_once:
+                at_once = 60 - big
+            return big
+
+        await eventually(arrived, "all arrive", until=lambda count: count == 60)
+        assert at_once > 0
+
+
+async def test_new_rules_hold_for_what_goes_from_then_on(pool):
+    """They are read anew, and no delivery is lost."""
+    now = {"rules": parse("", "rules.toml")}
+    one = Traffic(lambda: now["rules"])
+    scripts: dict[str, Script] = {"2": well_behaved}
+    async with world(pool, mx("one.example", "2"), scripts, traffic=one) as w:
+        await w.send("a@one.example")
+        now["rules"] = parse(provider("messages = 1"), "rules.toml")
+        for number in range(3):
+            await w.send(f"b{number}@one.example")
+        assert len(w.sinks["2"].sessions) == 4
+        now["rules"] = Rules()
+        await w.send("c@one.example")
