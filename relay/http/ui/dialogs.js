@@ -11,6 +11,8 @@ export function opened(tag, properties, ...children) {
   return dialog;
 }
 
+const asks = (title, ...children) => opened("dialog.asks", { ariaLabel: title }, h("h2", title), ...children);
+
 // `fields`: elements; `act(values, going)` is called with what was filled in, and the window closes
 // when it has ended well; `keep`: what the other button says.  What takes long may say how far it is
 // by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.
@@ -37,12 +39,12 @@ export function asking({ title, says, fields = [], does, act, keep = t("Cancel")
       }
     }),
   }, ...fields, h("p.bar", h("button.main", does), close), far, trouble);
-  const dialog = opened("dialog.asks", { ariaLabel: title }, h("h2", title), says ? h("p.small", says) : "", form);
+  const dialog = asks(title, says ? h("p.small", says) : "", form);
 }
 
 // Say something that one has not looked at a place for.
 export function tell(title, says) {
-  const dialog = opened("dialog.asks", { ariaLabel: title }, h("h2", title), h("p", { text: says, role: "status" }), button(t("Close"), () => dialog.close()));
+  const dialog = asks(title, h("p", { text: says, role: "status" }), button(t("Close"), () => dialog.close()));
 }
 
 // Command an actor, after a question.

@@ -31,6 +31,12 @@ export const input = (name, properties) => h("input", { name, autocapitalize: "n
 // What there is to say, with a dot between each two.
 export const dotted = (said) => said.filter(Boolean).join(" · ");
 
+// A value of a setting or of a line of the log.
+export const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+// A form that only narrows what is shown: `act` once its filling pauses.
+export const narrowing = (id, act, ...fields) => h("form", { id, onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(act) }, ...fields);
+
 // What a form was filled with, by name.
 export const filled = (form) => Object.fromEntries(new FormData(form));
 

@@ -5,7 +5,7 @@
 //   #/logs?actor=NAME&level=LEVEL&text=WORDS        a word may be FIELD=VALUE
 
 import { ask, keepUp, linesIn, query } from "./calls.js";
-import { button, dotted, filled, h, input, labelled, number, problem, say, section, settled } from "./dom.js";
+import { asText, button, dotted, filled, h, input, labelled, narrowing, number, problem, say, section } from "./dom.js";
 import { t } from "./strings.js";
 
 export const title = t("Logs");
@@ -18,7 +18,6 @@ const KNOWN = new Set(["timestamp", "level", "event", "actor"]);
 const ID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 const WORD = /([\w.]+)=(?:"((?:[^"\\]|\\.)*)"|(\S*))|"([^"]*)"|(\S+)/g;
 
-const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 const spelt = (value) => (/^[^\s"]+$/.test(value) ? value : JSON.stringify(value));
 
 // What says whether a line is meant by "words field=value …".
@@ -40,7 +39,7 @@ export function open(place, page) {
   const count = h("p.facts", { id: "line-count" }); // not read out: it never rests
   const story = h("p", { id: "log-story", hidden: true });
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
-  const form = h("form", { id: "log-filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => start()) },
+  const form = narrowing("log-filter", () => start(),
     labelled(t("Actor"), input("actor", { placeholder: t("any"), spellcheck: false })), labelled(t("Level"), level), labelled(t("Text or message id"), input("text", { type: "search", placeholder: t("words, or event=relay.ready"), spellcheck: false })));
   const swap = button(t("hold still"), () => hold(!held), { id: "log-hold" });
   place.append(section(t("Log"), form, h("p.bar", swap, h("span.small", t("A press of a field narrows to it; of an id, it tells its story."))), story, count, trouble, list));

@@ -8,7 +8,7 @@
 // with ?recipient=&domain=&tag=&priority= for those of a state that are meant.
 
 import { clock, part, query, send } from "./calls.js";
-import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, settled, since, Table, tenths, titled, when, whose } from "./dom.js";
+import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, narrowing, number, Pages, problem, say, section, since, Table, tenths, titled, when, whose } from "./dom.js";
 import { asking } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
 import { inTerminal } from "./hello.js";
@@ -98,7 +98,7 @@ class Queue {
     this.none = h("p.none", { hidden: true });
     this.first = inTerminal("queue");
     this.pages = new Pages(page.list, (items, fresh) => this.show(items, fresh));
-    this.filter = h("form", { id: "filter", onsubmit: (submitted) => submitted.preventDefault(), oninput: settled(() => this.narrow()) },
+    this.filter = narrowing("filter", () => this.narrow(),
       input("recipient", { placeholder: t("an address"), ariaLabel: t("Recipient") }),
       input("domain", { placeholder: t("a domain"), ariaLabel: t("Destination") }),
       input("tag", { placeholder: t("a tag"), ariaLabel: t("Tag") }),

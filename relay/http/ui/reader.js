@@ -9,7 +9,7 @@ import { asking, field } from "./dialogs.js";
 import { away, MessageFrame, outside, spelt } from "./frame.js";
 import { senderOf } from "./list.js";
 import { recall, retain } from "./secrets.js";
-import { blocks, coloured, fielded, headersOf, rawOf, valuesOf } from "./source.js";
+import { blocks, coloured, fielded, headersOf, rawOf, valuesOf, written } from "./source.js";
 import { showStory } from "./story.js";
 import { inWords, learn, locale, named, spoken, t } from "./strings.js";
 
@@ -164,12 +164,11 @@ export class Reader {
       framed?.shade(dark);
     }, { id: "message-shades", title: t("As a reader in dark mode shows it"), ariaPressed: "false" });
     body.dataset.shade = "light";
-    const pre = (id, text) => h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text") }, blocks(text));
     const first = message.body_html === null ? null : showAs("HTML", () => {
       framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said) });
       return [framed.element];
     });
-    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? pre("message-text", message.body_text) : h("p.none", t("This message has no text.")));
+    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? written("message-text", ...blocks(message.body_text)) : h("p.none", t("This message has no text.")));
     showAs("Source", () => first ? coloured(message.body_html) : rawOf(`${path}/raw`, "message-source", signal, fielded));
     showAs("Headers", () => headersOf(message.headers));
     showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));

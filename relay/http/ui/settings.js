@@ -3,7 +3,7 @@
 //   #/settings?q=WORDS       those that match       #/settings/NAME    one of them
 
 import { get } from "./calls.js";
-import { coded, copied, fill, fitting, h, labelled, number, problem, say, section, Table } from "./dom.js";
+import { asText, coded, copied, fill, fitting, h, labelled, number, problem, say, section, Table } from "./dom.js";
 import { choose, chosen, language, LANGUAGES, learn, named, spoken, t } from "./strings.js";
 
 export const title = t("Settings");
@@ -17,12 +17,11 @@ export function languageChoice() {
   return h("p", { id: "language" }, labelled(t("Language of this page"), choice));
 }
 
-const spelt = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 // Those in whose name, value or meaning all the words are.
 function matching(all, text) {
   const fits = fitting(text);
-  return all.filter((one) => fits(`${one.name} ${one.variable} ${spelt(one.value)} ${one.meaning}`));
+  return all.filter((one) => fits(`${one.name} ${one.variable} ${asText(one.value)} ${one.meaning}`));
 }
 
 // All of them, their meanings as the page speaks.
@@ -51,7 +50,7 @@ export function open(place, page) {
 
   function narrow() {
     const shown = matching(all, field.value).filter((one) => !set.checked || one.source !== "default");
-    table.show(shown, (one) => one.name, (row, one) => fill(row, [undefined, spelt(one.value), named(one.source)]),
+    table.show(shown, (one) => one.name, (row, one) => fill(row, [undefined, asText(one.value), named(one.source)]),
       (row, one) => {
         row.cells[0].append(copied(one.variable, t("the variable")));
         row.cells[1].dir = "ltr";
@@ -60,7 +59,7 @@ export function open(place, page) {
         row.cells[3].append(...coded(one.meaning));
         row.classList.toggle("set", one.source !== "default");
         if (one.source === "default") return;
-        row.cells[1].title = t("By default: {0}", spelt(one.default) || t("nothing"));
+        row.cells[1].title = t("By default: {0}", asText(one.default) || t("nothing"));
       });
     say(count, t("{0} of {1}", number(shown.length), number(all.length)));
   }

@@ -16,6 +16,8 @@ const PIECE = /<!--[\s\S]*?(?:-->|$)|<\/?[a-zA-Z][^\s<>\/]*|\/?>|"[^"<>]*"|'[^'<
 // directions, 200 kB of them in one piece, take it a minute.
 export const blocks = (text) => (text.length > PART ? [...parts(text)].map((part) => h("div", part)) : [text]);
 
+export const written = (id, ...text) => h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text") }, ...text);
+
 // Cut behind lines, as far as they are no longer.
 function* parts(text) {
   for (let at = 0; at < text.length; ) {
@@ -75,7 +77,7 @@ export function fielded(text) {
 
 // The message at `path`, as it came; the element fills when it has come, as `made` makes it.
 export function rawOf(path, id, signal, made = blocks) {
-  const place = h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text"), text: t("Loading…") });
+  const place = written(id, t("Loading…"));
   ask(path, { signal })
     .then((response) => response.arrayBuffer())
     .then((raw) => place.replaceChildren(...made(textOf(raw.slice(0, RAW), raw.byteLength > RAW) + (raw.byteLength > RAW ? `\n${t("… the rest is in the download")}` : ""))))
