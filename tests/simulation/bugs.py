@@ -84,7 +84,7 @@ BUGS = (
     ),
     Planted(
         "a claim takes what another has leased",
-        "relay/db/migrations/0007_deadlines.sql",
+        "relay/db/migrations/0041_notices.sql",
         "              AND d.run_at <= now()",
         "              AND d.run_at <= now() + interval '10 minutes'",
         "without excuse",
@@ -437,7 +437,7 @@ BUGS = (
     ),
     Planted(
         "a retry waits for minutes what it should for seconds",
-        "relay/db/migrations/0037_routed_lanes.sql",
+        "relay/db/migrations/0041_notices.sql",
         "clock_timestamp() + make_interval(secs => g.delay)",
         "clock_timestamp() + make_interval(hours => g.delay::integer)",
         "there are still",
@@ -466,7 +466,7 @@ BUGS = (
     ),
     Planted(
         "a letter counts as expired while its token is good",
-        "relay/db/migrations/0007_deadlines.sql",
+        "relay/db/migrations/0041_notices.sql",
         "                   OR t.expires_at <= extract(epoch FROM clock_timestamp()) AS over,",
         "                   OR t.expires_at >= extract(epoch FROM clock_timestamp()) AS over,",
         "nothing is wrong, and it takes over",
@@ -562,7 +562,7 @@ BUGS = (
     ),
     Planted(
         "an outcome counts although its lease was lost",
-        "relay/db/migrations/0037_routed_lanes.sql",
+        "relay/db/migrations/0041_notices.sql",
         "        WHERE d.id = ANY (ARRAY[g.id])\n"
         "          AND d.token = g.token\n"
         "          AND g.status NOT IN ('queued', 'held')",
