@@ -41,7 +41,7 @@ def test_the_tree_is_drawn_as_it_runs(relay: RelayProcess) -> None:
         for child in node["children"]:
             yield from walk(child, depth + 1)
 
-    optional = {"filter", "processes", "ingest-1", "lmtp", "pop3", "returns"}
+    optional = {"filter", "processes", "ingest-1", "lmtp", "pop3", "reporter", "returns"}
     assert [line for line in picture(README.read_text()) if line[1] not in optional] == list(
         walk(tree, 0)
     )
