@@ -37,13 +37,13 @@ _GARBAGE = (20_000, 50, 50)  # objects, and how often the youngest until the nex
 def main() -> int:
     """Simulate, and return the exit code."""
     options = _options()
-    if "disk" in options.faults and not room.enter():
-        print("no file system can be mounted here: disks do not fail", file=sys.stderr)
-        options.faults = tuple(kind for kind in options.faults if kind != "disk")
     # It and its server take turns: on one core a turn passes from one to the other at once.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[options.seed % len(cores)]})
     directory = Path(tempfile.mkdtemp(prefix="relay-simulation-", dir=_place()))
+    if "disk" in options.faults and not room.enter(directory):
+        print("no file system can be mounted here: disks do not fail", file=sys.stderr)
+        options.faults = tuple(kind for kind in options.faults if kind != "disk")
     trace = options.trace or directory / "trace"
     world = World(options.seed, trace)
     place = seams.Seams(world, Network(world))

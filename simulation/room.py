@@ -13,27 +13,40 @@ import os
 from pathlib import Path
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
-_REMOUNT = 32
+_REMOUNT, _DETACH = 32, 2
 _SIZE = 4 << 30  # bytes; used are those that are written
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter() -> bool:
+def enter(directory: Path) -> bool:
     """Go into a namespace where file systems may be mounted; whether that was possible.
 
-    Call it before there is a second thread.
+    A child tries it first, with a directory that is there: there is no way back.  Call it before
+    there is a second thread.
     """
+    child = os.fork()
+    if not child:
+        try:
+            _unshare()
+            Room(directory).take()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        return False
+    _unshare()
+    return True
+
+
+def _unshare() -> None:
     user, group = os.geteuid(), os.getegid()
     if _libc.unshare(_NEW_USER | _NEW_MOUNTS):
-        return False
-    try:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    except OSError:
-        return False
-    return True
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
 
 
 class Room:
@@ -51,6 +64,10 @@ class Room:
     def give_back(self) -> None:
         """Let there be room again."""
         self._mount(_REMOUNT, _SIZE)
+
+    def close(self) -> None:
+        """Give it up, with all that is in it: a directory that is one cannot be removed."""
+        _libc.umount2(os.fsencode(self._directory), _DETACH)
 
     def _mount(self, flags: int, size: int) -> None:
         path = os.fsencode(self._directory)

@@ -201,6 +201,8 @@ def run(
     finally:
         for each in servers:
             each.stop()
+            if each.room is not None:
+                each.room.close()
 
 
 def two_hosts(kinds: Sequence[str], seed: int) -> bool:

@@ -396,8 +396,10 @@ async def _serve(around: Around, stream: trio.SocketStream, peer: str) -> None:
         """Return what is said instead of yes, or None; may stall, may hang up."""
         if not around.peers_fail or rng.random() > 0.4:
             return None
-        how = rng.choice(("defer", "hang up", "stall", "slow", "close"))
+        how = rng.choice(("defer", "hang up", "stall", "slow", "close", "nonsense"))
         around.world.tell("upstream.misbehaves", step=step, how=how)
+        if how == "nonsense":
+            return rng.choice((b"what?\r\n", b"999 no\r\n", b"\0\xff\r\n", b"25" * 5000 + b"\r\n"))
         if how == "defer":
             return b"451 4.3.0 later\r\n"
         if how == "close":

@@ -585,7 +585,7 @@ BUGS = (
         "outcome = _outcome(_route, Phase.MAIL",
         "outcome = _outcome(_bounce, Phase.MAIL",
         "accepted, and in the end bounced",
-        seed=1,
+        seed=2,
     ),
     Planted(
         "a server that closes at a recipient has bounced the mail",
