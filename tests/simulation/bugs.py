@@ -627,6 +627,7 @@ BUGS = (
         "strips := '{activation,password_recovery,activation}';",
         "went before the recovery",
         seed=2,
+        faults="peer",
     ),
     Planted(
         "an activation leaves its account as it was",

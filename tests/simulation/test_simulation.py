@@ -15,6 +15,7 @@ from simulation.faults import Fault
 from simulation.page import page, subject
 from simulation.shrink import shrink, simplify
 
+pytestmark = pytest.mark.timeout(300)  # a machine may have much else to do
 SHORT = ("--days", "0.003", "--nodes", "2")
 
 
@@ -31,7 +32,7 @@ def start(seed: int, *more: str, **env: str) -> subprocess.Popen[str]:
 
 def verdict(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for its end; what its last line says.  Every promise was kept."""
-    output, error = process.communicate(timeout=100)
+    output, error = process.communicate(timeout=280)
     assert process.returncode == 0, output + error
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
