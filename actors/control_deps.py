@@ -99,7 +99,7 @@ def control_deps(
     many may be open; `history`: what the recorder writes down; `traffic`: the receivers of direct
     delivery; `resolver`: gives what asks the DNS, `links` the web about links of messages;
     `upstream`: the relay's own, without credentials; `notified`: takes what upstreams report of
-    mail, None where there are no return paths; `posting`: whom HTTPS trusts.
+    mail; `posting`: whom HTTPS trusts.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
@@ -172,6 +172,7 @@ def control_deps(
             anonymous_rate=settings.http.anonymous_rate,
             trusted_proxies=networks(settings.http.trusted_proxies),
             sns_topics=settings.ingest.sns_topics,
+            notification_secrets=settings.ingest.notification_secrets,
             buckets=buckets,
             fetch_object=fetch_object,
             notified=notified,

@@ -82,7 +82,7 @@ from relay.outbound.shaping_keeper import ShapingKeeper
 from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.signer import Signer
 from relay.outbound.traffic import Traffic
-from relay.outbound.workers import Way, Workers
+from relay.outbound.workers import ReportField, Way, Workers
 from relay.returns.paths import ReturnPaths
 from relay.smtp.connection import Deadlines
 from relay.storage import AMPLE, Space
@@ -143,6 +143,7 @@ class DeliverySettings:
     resolver: Callable[[], Resolver] = _no_resolver
     policy: Policy | None = None
     results: TlsResults | None = None
+    report_field: ReportField | None = None
 
 
 async def run(
@@ -311,6 +312,7 @@ class _Sender:
             direct=direct,
             traffic=traffic,
             return_paths=return_paths,
+            report_field=settings.report_field,
         )
 
     # From the claimer -----------------------------------------------------------------------------

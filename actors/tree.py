@@ -170,10 +170,11 @@ from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.signer import Signer
 from relay.outbound.tls_reports import TlsReports
 from relay.outbound.traffic import Traffic
+from relay.outbound.workers import ReportField
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
 from relay.ports.proxy import networks
-from relay.returns.paths import ReturnPaths, derived
+from relay.returns.paths import ReturnPaths, Tokens, derived
 from relay.settings import CONNECTIONS_A_PROCESS, Settings, captures, parse_dns_server
 from relay.smtp.channel import Setup
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
@@ -544,6 +545,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     dkim_keys = DkimKeys(pool, resources.keyring.vault)
     signer = Signer(dkim_keys, resources.keyring.vault)
     return_paths = _return_paths(settings, resources)
+    tokens = Tokens(lambda: derived(resources.keyring.signing))
     # The oldest key: correlations outlast a rotation for as long as it is kept.
     redact_key = hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256")
     returned = Returned(pool, redact_key)
@@ -645,6 +647,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 resolver=resolver,
                 policy=tls_policies,
                 results=tls_results,
+                report_field=_report_field(outbound.report_field, tokens),
             ),
             space=resources.space,
             right_of_way=right_of_way,
@@ -845,7 +848,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 traffic=traffic,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
-                notified=None if return_paths is None else Notified(returned, return_paths),
+                notified=Notified(returned, tokens, return_paths),
                 posting=posting,
             ),
             connections=connections["http"],
@@ -975,6 +978,11 @@ def _return_paths(settings: Settings, resources: Resources) -> ReturnPaths | Non
             "is used for nothing else."
         )
     return ReturnPaths(domain, lambda: derived(resources.keyring.signing))
+
+
+def _report_field(name: str, tokens: Tokens) -> ReportField | None:
+    """What makes the field of this name for each message that leaves, if it has one."""
+    return (lambda message: f"{name}: {tokens.token_of(message)}\r\n".encode()) if name else None
 
 
 def _resolver(settings: Settings) -> Resolver:

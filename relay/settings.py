@@ -18,6 +18,7 @@ import json
 import os
 import re
 import tomllib
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -314,6 +315,9 @@ def why_not_captured(smtp: Smtp, hosts: Iterable[str] = ()) -> str:
     return "behind RELAY_SMTP__TRUSTED_PROXIES may be anybody" if smtp.trusted_proxies else ""
 
 
+_REPORT_FIELD = re.compile(r"[Xx]-[A-Za-z0-9-]{1,58}", re.ASCII)
+_SECRET_BYTES = 16
+"""Bytes that a secret has at least."""
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:@[a-z]{2}(?:-[a-z0-9]+){1,4})?", re.ASCII)
 
 
@@ -326,6 +330,21 @@ class Ingest(_Section):
     s3_secret_key: str = ""
     s3_session_token: str = ""
     s3_endpoint: str = ""
+    notification_secrets: Texts = ()
+
+    @field_validator("notification_secrets")
+    @classmethod
+    def _notification_secrets(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for secret in value:
+            key = secret.encode()
+            if secret.startswith("whsec_"):
+                try:
+                    key = b64decode(secret.removeprefix("whsec_"), validate=True)
+                except ValueError as error:
+                    raise ValueError("what follows whsec_ must be base64") from error
+            if len(key) < _SECRET_BYTES:
+                raise ValueError(f"a secret has at least {_SECRET_BYTES} bytes")
+        return value
 
     @field_validator("s3_buckets")
     @classmethod
@@ -395,6 +414,7 @@ class Outbound(_Section):
     private_upstreams: bool = False
     release_to: Texts = ()
     bounce_domain: str = ""
+    report_field: str = ""
     ca_file: str = ""
     private_mx: bool = False
     mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
@@ -410,6 +430,13 @@ class Outbound(_Section):
             return canonical_domain(value)
         except ValueError as error:
             raise ValueError(f"it must be a domain: {error}") from error
+
+    @field_validator("report_field")
+    @classmethod
+    def _report_field(cls, value: str) -> str:
+        if value and not _REPORT_FIELD.fullmatch(value):
+            raise ValueError("it must be the name of a header field that begins with X-")
+        return value
 
     @field_validator("upstream")
     @classmethod
@@ -761,7 +788,7 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
 
 _SECRET = {
     "secret_key", "encryption_keys", "devices.key", "ingest.s3_secret_key",
-    "ingest.s3_session_token",
+    "ingest.s3_session_token", "ingest.notification_secrets",
 }  # fmt: skip
 _MAY_HOLD_A_SECRET = {*_SECRET, "outbound.upstream", "database.url", "database.direct_url"}
 _PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^&\s]*)", re.IGNORECASE)

@@ -231,6 +231,7 @@ class Drive:
         self.watch.until("relay_mailboxes_expired")
         self.relay.create_mailbox()
         self.call("POST", "/ingest/sns", content=b"{}")
+        self.call("POST", "/ingest/notifications", content=b"{}")
         with socket.create_connection(self.relay.smtp):
             pass
         anonymous = self.relay.http(Accept="application/json")

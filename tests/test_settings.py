@@ -111,6 +111,7 @@ ITEMS = {
     "dns.servers": ("[2001:db8::53]:5353", "192.0.2.53"),
     "ingest.sns_topics": ("arn:aws:sns:eu-west-1:1:a", "arn:aws:sns:eu-west-1:1:b"),
     "ingest.s3_buckets": ("mail", "more@eu-west-1"),
+    "ingest.notification_secrets": ("a secret of sixteen", "another of sixteen"),
     "outbound.release_to": ("*@a.example", "ops@b.example"),
 }
 S3_KEYS = {"RELAY_INGEST__S3_ACCESS_KEY": "a", "RELAY_INGEST__S3_SECRET_KEY": "b"}
@@ -328,6 +329,30 @@ def test_where_mail_lies_in_s3_is_checked(name, value, reason):
     """Buckets, their keys and another endpoint are refused at the start where they cannot work."""
     with pytest.raises(ConfigError, match=reason):
         load(environ={f"RELAY_INGEST__{name}": value})
+
+
+def test_secrets_of_reports_are_long_enough_and_kept():
+    """With `whsec_` base64, of 16 bytes at least; neither the error nor the listing says them."""
+    for value in ("hunter2hunter2h", "whsec_hunter2!hunter2hunter2", "whsec_aHVudGVyMg=="):
+        with pytest.raises(ConfigError, match="NOTIFICATION_SECRETS") as caught:
+            load(environ={"RELAY_INGEST__NOTIFICATION_SECRETS": f'["{"a" * 16}", "{value}"]'})
+        assert value not in str(caught.value)
+    secrets = f"hunter2hunter2hu,whsec_{'aHVudGVy' * 4}"
+    settings = load(environ={"RELAY_INGEST__NOTIFICATION_SECRETS": secrets})
+    assert len(settings.ingest.notification_secrets) == 2
+    assert show(settings)["ingest.notification_secrets"] == "***"
+
+
+@pytest.mark.parametrize(
+    "name", ["Subject", "X-", "X-a:", "X-a\r\nBcc", "X-ä", "X-" + "a" * 60, "X"]
+)
+def test_the_field_of_reports_is_one_that_means_nothing_else(name: str):
+    """A name that begins with X-; Postmark's and none pass."""
+    with pytest.raises(ConfigError, match="begins with X-"):
+        load(environ={"RELAY_OUTBOUND__REPORT_FIELD": name})
+    for good in ("X-PM-Metadata-relay", ""):
+        found = load(environ={"RELAY_OUTBOUND__REPORT_FIELD": good})
+        assert found.outbound.report_field == good
 
 
 def test_every_variable_of_the_settings_is_known():

@@ -69,6 +69,7 @@ from relay.http.resources import (
     logs,
     mailboxes,
     messages,
+    notifications,
     outbound,
     overview,
     pages,
@@ -133,6 +134,7 @@ RESOURCES = (
     logs,
     keyring,
     sns,
+    notifications,
 )
 
 COMPAT = (mailpit, mailhog)

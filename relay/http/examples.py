@@ -124,6 +124,13 @@ REQUESTS: Mapping[str, Any] = {
     "FaultRates": {"rcpt": {"code": 451, "rate": 0.1}},
     "NewKey": {"owner": "shop", "scopes": ["read", "send"]},
     "Renewal": {"expires_in": 3600},
+    "ReportForm": {
+        "type": "bounced",
+        "message": "b-agqrvqw7jb7hrahaz2wmqv4ddcymkc23hr4fvdcv2w6aezyb@returns.shop.example",
+        "recipient": _ADA,
+        "status": "5.1.1",
+        "text": "550 5.1.1 no such user",
+    },
 }
 """A body that is asked for, by its model's name."""
 
@@ -407,6 +414,7 @@ SPECIAL: Mapping[str, Any] = {
     "CreatedKey.expires_at": None,
     "FaultRate.code": 451,
     "IngestOutcome.status": "stored",
+    "NotificationOutcome.status": "reported",
     "AccountWithLetters.letters": [
         {"action": "activation", "message_id": _OUTBOUND, "status": "sent", "at": _NOW}
     ],

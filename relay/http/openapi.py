@@ -47,7 +47,7 @@ SECTIONS: dict[str, tuple[str, str]] = {
     "webhooks": ("Webhooks", "Be told, instead of asking."),
     "supervision": ("Supervision", "The tree of actors as it runs, and commands to it."),
     "operations": ("Operations", "Health, metrics, the log, and what this relay is."),
-    "ingest": ("Mail from Amazon SES", "What SNS posts to."),
+    "ingest": ("Other services", "What Amazon SNS and other upstreams post to."),
     "pages": ("The relay's own pages", "What they are made of; programs need none of it."),
 }
 """A call's `tag` to its section's title and what it is about, in the order people need."""
@@ -226,6 +226,11 @@ def _operation(route: Route, path: str, schemas: dict[str, Any]) -> dict[str, An
             "required": operation.body is not None,
             "content": {"application/json": _content(body, schemas)},
         }
+    elif operation.raw_form is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {str(operation.raw_body): _content(operation.raw_form, schemas)},
+        }
     elif operation.raw_body is not None:
         described["requestBody"] = {
             # No bytes at all are bytes, too.
@@ -258,7 +263,8 @@ def answers_of(operation: Operation) -> dict[int, Answer]:
 def _request(route: Route, url: str, schemas: dict[str, Any]) -> Request:
     """Return the call as its example makes it."""
     operation = route.operation
-    body = operation.body or operation.body_or_query
+    body = operation.body or operation.body_or_query or operation.raw_form
+    raw = None if operation.raw_form else operation.raw_body
     good = [answer for answer in operation.answers if answer.status < 300]
     kind = next(("application/json" if one.model else one.media_type for one in good), None)
     return Request(
@@ -266,8 +272,8 @@ def _request(route: Route, url: str, schemas: dict[str, Any]) -> Request:
         url,
         operation.access is not Access.OPEN,
         None if body is None else example(_schema(body, schemas), schemas),
-        None if operation.raw_body is None else RAW[operation.raw_body],
-        operation.raw_body,
+        None if raw is None else RAW[raw],
+        raw,
         kind,
         any(answer.status == 204 for answer in good),
     )

@@ -127,6 +127,7 @@ class Operation:
     body: type[BaseModel] | None = None
     body_or_query: type[BaseModel] | None = None  # the same values from either, JSON first
     raw_body: str | None = None  # the media type of a body that the handler reads itself
+    raw_form: type[BaseModel] | None = None  # its form, where it is JSON; described, never checked
     max_body: int = JSON_BODY
     stream: bool = False  # answers for as long as both sides like
     websocket: bool = False

@@ -263,8 +263,8 @@ TYPES: Mapping[str, ProblemType] = {
     "malformed-notification": ProblemType(
         (400,),
         "Malformed notification",
-        "what was posted is no SNS notification",
-        "Subscribe this address to an SNS topic; nobody else posts here.",
+        "what was posted is no notification of SNS, or no report of an upstream",
+        "Post what the call takes; `detail` says what is missing.",
         "It is no JSON object.",
     ),
     "message-not-found": ProblemType(
@@ -487,6 +487,14 @@ TYPES: Mapping[str, ProblemType] = {
         "Use a name that the call's description has.",
         "There is no query parameter 'subjct' here; did you mean subject?",
         errors=True,
+    ),
+    "unsigned-notification": ProblemType(
+        (401,),
+        "Unsigned notification",
+        "a report of an upstream has neither a valid signature nor a password",
+        "Sign it with a secret that `RELAY_INGEST__NOTIFICATION_SECRETS` names, at the time of the "
+        "post, over its bytes as they are; or send a secret as the password of Basic.",
+        "The post has no valid signature of the last minutes, and no password.",
     ),
     "unsupported-media-type": ProblemType(
         (415,),

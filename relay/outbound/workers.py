@@ -19,8 +19,9 @@ reported as far as it is known.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from uuid import UUID
 
 import psycopg
 import trio
@@ -66,6 +67,8 @@ _OPENED = Counter(
 
 Way = Connections | None
 """The way that a line leads; None is the loop."""
+ReportField = Callable[[UUID], bytes]
+"""Makes the header field by which an upstream may report of a message."""
 
 
 class _Hand:
@@ -98,12 +101,14 @@ class Workers:
         direct: Direct,
         traffic: Traffic,
         return_paths: ReturnPaths | None = None,
+        report_field: ReportField | None = None,
     ) -> None:
         """`retry_unit` in seconds; `signer`: None signs nothing; `direct`: the way of mail that
         has no upstream, and `traffic`: to whom it leads; `return_paths`: what leaves comes back
-        to, None: to its sender."""
+        to, None: to its sender; `report_field`: what leaves has in front of its other fields."""
         self._traffic = traffic
         self._return_paths = return_paths
+        self._report_field = report_field
         self._queue = queue
         self._custody = custody
         self._dispatch = dispatch
@@ -607,11 +612,15 @@ class Workers:
         return None
 
     def _leaving(self, job: Job) -> Mail | None:
-        """The mail of a job with its own return path, if it has one; None as `_composed`."""
+        """The mail of a job with what it is known by when it comes back; None as `_composed`."""
         mail = self._composed(job)
-        if mail is None or self._return_paths is None or not mail.sender:
+        if mail is None or not mail.sender:
             return mail
-        return mail.returning(self._return_paths.path_of(job.message.id))
+        if self._report_field is not None:
+            mail = mail.behind(self._report_field(job.message.id))
+        if self._return_paths is not None:
+            mail = mail.returning(self._return_paths.path_of(job.message.id))
+        return mail
 
     def _composed(self, job: Job) -> Mail | None:
         """The mail of a job; None if there can be none, which is settled then."""

@@ -26,28 +26,14 @@ Amazon that says so is for the caller to find out first.
 from __future__ import annotations
 
 import json
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
-from relay.errors import PermanentFailure
+from relay.returns.notice import MalformedReport, Notice, status_in, text_in
 from relay.returns.report import COMPLAINT, DSN, Recipient, Report
 
 _RECIPIENTS = 100
-_TEXT = 2000  # characters
-_STATUS = re.compile(r"[245]\.\d{1,3}\.\d{1,3}", re.ASCII)
 _OWN = {"suppressed", "onaccountsuppressionlist", "unsubscribedrecipient"}
 """SES did not send it at all, for what it remembers: no receiver said anything of the address."""
-
-
-class MalformedReport(PermanentFailure):
-    """It calls itself a report, and is not one."""
-
-
-class Notice(NamedTuple):
-    """What is reported of the message that was taken with this MAIL FROM."""
-
-    path: str
-    report: Report
 
 
 def read(text: str) -> Notice | None:
@@ -71,7 +57,7 @@ def read(text: str) -> Notice | None:
     source = _object(document, "mail").get("source")
     if not isinstance(source, str):
         raise MalformedReport("mail.source is not an address.")
-    return None if report is None else Notice(source, report)
+    return None if report is None else Notice((source,), report)
 
 
 def _bounce(bounce: dict[str, Any]) -> Report | None:
@@ -93,11 +79,11 @@ def _complaint(complaint: dict[str, Any]) -> Report:
         said = "Amazon SES did not send it: the address is on the account's suppression list"
         return Report(DSN, tuple(one._replace(final="", diagnostic=said) for one in recipients))
     # Not every provider says of which kind it is.
-    return Report(COMPLAINT, (), _text(complaint, "complaintFeedbackType").lower() or "complaint")
+    return Report(COMPLAINT, (), text_in(complaint, "complaintFeedbackType").lower() or "complaint")
 
 
 def _is_own(said: dict[str, Any], name: str) -> bool:
-    return _text(said, name).lower() in _OWN
+    return text_in(said, name).lower() in _OWN
 
 
 def _recipients(said: dict[str, Any], name: str, action: str) -> tuple[Recipient, ...]:
@@ -108,14 +94,13 @@ def _recipients(said: dict[str, Any], name: str, action: str) -> tuple[Recipient
     for entry in entries[:_RECIPIENTS]:
         if not isinstance(entry, dict) or not isinstance(entry.get("emailAddress"), str):
             raise MalformedReport(f"{name} has an entry without an emailAddress.")
-        status = _text(entry, "status")
         found.append(
             Recipient(
-                _text(entry, "emailAddress"),
+                text_in(entry, "emailAddress"),
                 "",
                 action,
-                status if _STATUS.fullmatch(status) else "",
-                _text(entry, "diagnosticCode"),
+                status_in(entry, "status"),
+                text_in(entry, "diagnosticCode"),
             )
         )
     # SES could not find out whom: there is one recipient, and it did not get it.
@@ -127,11 +112,3 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise MalformedReport(f"The notification lacks {name}, or it is not an object.")
     return value
-
-
-def _text(said: dict[str, Any], name: str) -> str:
-    """A text that may be missing or null, as one line: JSON can spell NUL and lone surrogates."""
-    value = said.get(name)
-    if not isinstance(value, str):
-        return ""
-    return "".join(c if c.isprintable() else " " for c in value[:_TEXT]).strip()

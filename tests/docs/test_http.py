@@ -88,7 +88,8 @@ def test_health_and_what_needs_no_credential(relay: RelayProcess) -> None:
         for call in methods.values()
         if not call["security"]
     }
-    elsewhere = {"/api/v1/session", "/api/v1/ingest/sns"}  # the page's sign-in; what Amazon signs
+    # The page's sign-in; what Amazon signs, and what other upstreams do.
+    elsewhere = {"/api/v1/session", "/api/v1/ingest/sns", "/api/v1/ingest/notifications"}
     # What the page is made of, and images, whose addresses are signed.
     part = ("/ui", "/api/v1/pictures/")
     assert {path for path in opened - elsewhere if not path.startswith(part)} == named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relay.addresses import MAX_LOCAL_BYTES, canonical
 from relay.ids import new_id
-from relay.returns.paths import ReturnPaths, derived
+from relay.returns.paths import ReturnPaths, Tokens, derived
 
 ONE, OTHER = derived((b"1" * 32,)), derived((b"2" * 32,))
 
@@ -63,3 +63,18 @@ def test_everything_else_is_not_ours():
     assert not ours.is_complaints(path)
     assert ours.covers("x@returns.example")
     assert not ours.covers("x@xreturns.example")
+
+
+def test_a_token_names_its_message_and_no_other_does():
+    """It is that of the return path; a character changed, more or fewer, and it is nobody's."""
+    message = new_id()
+    ours = Tokens(lambda: (*OTHER, *ONE))
+    token = Tokens(lambda: ONE).token_of(message)
+    assert paths(*ONE).path_of(message) == f"b-{token}@returns.example"
+    assert ours.message_of(token) == ours.message_of(token.upper()) == message
+    assert Tokens(lambda: OTHER).message_of(token) is None
+    for place in range(len(token)):
+        other = "a" if token[place] != "a" else "7"
+        assert ours.message_of(token[:place] + other + token[place + 1 :]) is None
+    for other in ("", token[1:], f"{token}a", f"b-{token}", f" {token}", "é" * 48, "1" * 48):
+        assert ours.message_of(other) is None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from relay.returns.law import finding
-from relay.returns.ses import MalformedReport, read
+from relay.returns.notice import MalformedReport
+from relay.returns.ses import read
 
 ADA = "ada@customer.example"
 PATH = "b-token@returns.example"
@@ -93,7 +94,7 @@ def test_each_report_has_what_follows_from_it(said: dict[str, Any], follows: Fol
     notice = read(json.dumps(said))
     found = None if notice is None else finding(notice.report, ADA)
     assert (found and (str(found.kind), found.enhanced, found.suppress, found.is_full)) == follows
-    assert notice is None or notice.path == PATH
+    assert notice is None or notice.names == (PATH,)
 
 
 def test_of_several_recipients_ours_counts():

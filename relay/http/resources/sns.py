@@ -65,7 +65,7 @@ from relay.mailboxes.sns import (
 )
 from relay.metrics import registry
 from relay.returns import ses
-from relay.returns.ses import MalformedReport
+from relay.returns.notice import MalformedReport
 
 log = get_logger()
 
@@ -273,7 +273,7 @@ def register(api: Api) -> None:
         if notice is None or notified is None:
             log.info("sns.ignored", topic=notification.topic)
             return IngestOutcome(status="ignored")
-        followed = await api.committed(lambda: notified.take(notice.path, notice.report))
+        followed = await api.committed(lambda: notified.take(notice))
         return IngestOutcome(status="ignored" if followed is None else "reported")
 
     async def whole(notification: Notification, raw: bytes | StoredObject) -> bytes:

@@ -22,7 +22,7 @@ from relay.mailboxes import sns
 from relay.mailboxes.s3 import Buckets, Credentials
 from relay.outbound.notified import Notified
 from relay.outbound.returned import Returned
-from relay.returns.paths import ReturnPaths
+from relay.returns.paths import ReturnPaths, Tokens
 from tests.http import s3_server
 from tests.http.conftest import House, open_house
 from tests.outbound.node import Node, put, status
@@ -441,6 +441,7 @@ async def test_without_buckets_mail_in_s3_is_refused(relay: tuple[House, Amazon]
 
 
 PATHS = ReturnPaths("returns.example", lambda: (b"k" * 32,))
+TOKENS = Tokens(lambda: (b"k" * 32,))
 
 
 class Sent:
@@ -476,7 +477,7 @@ class Sent:
 @pytest.fixture
 async def sent(database_url: str, pool: Pool) -> AsyncIterator[Sent]:
     """One with return paths, and a webhook for whatever comes back."""
-    notified = Notified(Returned(pool, b"key"), PATHS)
+    notified = Notified(Returned(pool, b"key"), TOKENS, PATHS)
     async with open_house(database_url, pool, sns_topics=(TOPIC,), notified=notified) as house:
         house.fetch[0] = Amazon().fetch
         await house.pool.execute(

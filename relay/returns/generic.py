@@ -1,0 +1,46 @@
+"""What an upstream without a form of its own reports: one JSON object, in the words of this relay.
+
+Format: `type` is bounced, delayed or complained; `message` is the return path of a message or its
+token (`relay.returns.paths`); of `recipient`, `status` (RFC 3463) and `text`, the receiver's words,
+each may be missing.
+
+Promises: what is reported is a `Report`, so that `relay.returns.law` says what follows, as for mail
+that comes back: without `recipient` nobody is suppressed for a bounce.
+
+Fails: `MalformedReport` for anything else, other members included.  Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.returns.notice import MalformedReport, Notice, status_in, text_in
+from relay.returns.report import COMPLAINT, DSN, Recipient, Report
+
+TYPES = {"bounced": "failed", "delayed": "delayed", "complained": ""}
+"""What may be reported, with the action (RFC 3464) that it is."""
+MEMBERS = ("type", "message", "recipient", "status", "text")
+
+
+def read(said: dict[str, Any]) -> Notice:
+    """Read an object."""
+    for name in said:
+        if name not in MEMBERS:
+            raise MalformedReport(f"The members are {', '.join(MEMBERS)}, and no others.")
+    for name in MEMBERS:
+        value = said.get(name)
+        if value is not None and not isinstance(value, str):
+            raise MalformedReport(f"{name} is not a string.")
+    action = TYPES.get(said.get("type") or "")
+    if action is None:
+        raise MalformedReport(f"type must be one of {', '.join(TYPES)}.")
+    if not said.get("message"):
+        raise MalformedReport("message is missing: the return path or the token of a message.")
+    status = status_in(said, "status")
+    if said.get("status") and not status:
+        raise MalformedReport("status is no enhanced status code, such as 5.1.1.")
+    names = (str(said["message"]),)
+    if not action:
+        return Notice(names, Report(COMPLAINT, (), "abuse"))
+    one = Recipient(text_in(said, "recipient"), "", action, status, text_in(said, "text"))
+    return Notice(names, Report(DSN, (one,)))

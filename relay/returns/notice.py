@@ -1,0 +1,43 @@
+"""What an upstream reports over HTTP of mail that it took, whoever the upstream is.
+
+Promises: what is kept of a text is one printable line, and bounded.
+
+Fails: `MalformedReport` is for readers of reports to raise.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from relay.errors import PermanentFailure
+from relay.returns.report import Report
+
+_TEXT = 2000  # characters
+_STATUS = re.compile(r"[245]\.\d{1,3}\.\d{1,3}", re.ASCII)
+
+
+class MalformedReport(PermanentFailure):
+    """It calls itself a report, and is not one."""
+
+
+class Notice(NamedTuple):
+    """What is reported of a message."""
+
+    names: tuple[str, ...]
+    """What it may be known by, each a return path or a token (`relay.returns.paths`)."""
+    report: Report
+
+
+def text_in(said: dict[str, Any], name: str) -> str:
+    """A text that may be missing or null, as one line: JSON can spell NUL and lone surrogates."""
+    value = said.get(name)
+    if not isinstance(value, str):
+        return ""
+    return "".join(c if c.isprintable() else " " for c in value[:_TEXT]).strip()
+
+
+def status_in(said: dict[str, Any], name: str) -> str:
+    """An enhanced status code (RFC 3463), or nothing."""
+    status = text_in(said, name)
+    return status if _STATUS.fullmatch(status) else ""

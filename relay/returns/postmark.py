@@ -1,0 +1,96 @@
+"""What Postmark reports of mail that it took: bounces, spam complaints, changes of suppressions.
+
+Format: the webhooks of Postmark (its developer documentation, "Webhooks"; the types of bounces:
+"Bounce API").  `RecordType` says which it is.  Postmark has return paths of its own and repeats no
+field of a message but those whose name begins with `X-PM-Metadata-`: their values are in
+`Metadata`, and one of them is what a message is known by.
+
+Promises
+- What is reported is a `Report`, so that `relay.returns.law` says what follows, as for mail that
+  comes back:
+
+    Postmark says                            the report
+    ---------------------------------------  ---------------------------------------------------
+    HardBounce; SoftBounce, with which it    failed; the status stands in the words of the
+    gives up                                 receiver, which are Details
+    Blocked, SpamNotification, DMARCPolicy   failed, and nobody is named: it was for policy
+    BadEmailAddress, ManuallyDeactivated,    failed, and nobody is named: Postmark did not send it
+    SMTPApiError
+    Transient, DnsError: it tries again      delayed
+    SpamComplaint, as a record or a bounce   a complaint
+    SubscriptionChange after a complaint     a complaint
+    anything else                            none (`read` returns None)
+
+- A SubscriptionChange after a bounce says nothing: the bounce does, and with the receiver's words.
+
+Fails: `MalformedReport` for a record without the members that it needs.  Pure.  Whether it is
+Postmark that says so is for the caller to find out first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relay.returns.notice import MalformedReport, Notice, text_in
+from relay.returns.report import COMPLAINT, DSN, Recipient, Report
+
+_NAMES = 20
+"""Values of Metadata that are looked at; Postmark takes ten of a message."""
+
+_FAILED = {"hardbounce", "softbounce"}
+_UNSENT = {
+    *("blocked", "spamnotification", "dmarcpolicy"),
+    *("bademailaddress", "manuallydeactivated", "smtpapierror"),
+}
+_DELAYED = {"transient", "dnserror"}
+
+
+def read(record: dict[str, Any]) -> Notice | None:
+    """Read a record; None: nothing follows from it, whatever it is."""
+    kind = record["RecordType"]
+    if not isinstance(kind, str):
+        raise MalformedReport("RecordType is not a string.")
+    report = _report(kind.lower(), record)
+    if report is None:
+        return None
+    metadata = record.get("Metadata")
+    if metadata is None:
+        metadata = {}
+    if not isinstance(metadata, dict):
+        raise MalformedReport("Metadata is not an object.")
+    names = (value for value in list(metadata.values())[:_NAMES] if isinstance(value, str))
+    return Notice(tuple(names), report)
+
+
+def _report(kind: str, record: dict[str, Any]) -> Report | None:
+    if kind == "bounce":
+        return _bounce(record)
+    if kind == "spamcomplaint":
+        return Report(COMPLAINT, (), "abuse")
+    if kind == "subscriptionchange":
+        if not isinstance(record.get("SuppressSending"), bool):
+            raise MalformedReport("SuppressSending is missing or is not a boolean.")
+        reason = text_in(record, "SuppressionReason").lower()
+        if record["SuppressSending"] and reason == "spamcomplaint":
+            return Report(COMPLAINT, (), "abuse")
+    return None
+
+
+def _bounce(record: dict[str, Any]) -> Report | None:
+    kind = record.get("Type")
+    if not isinstance(kind, str):
+        raise MalformedReport("Type is missing or is not a string.")
+    if not isinstance(record.get("Email"), str):
+        raise MalformedReport("Email is missing or is not a string.")
+    kind = kind.lower()
+    if kind == "spamcomplaint":
+        return Report(COMPLAINT, (), "abuse")
+    said = text_in(record, "Details") or text_in(record, "Description")
+    if kind in _FAILED:
+        return Report(DSN, (Recipient(text_in(record, "Email"), action="failed", diagnostic=said),))
+    if kind in _UNSENT:
+        return Report(DSN, (Recipient(action="failed", diagnostic=said),))
+    if kind in _DELAYED:
+        one = Recipient(text_in(record, "Email"), action="delayed", diagnostic=said)
+        return Report(DSN, (one,))
+    return None
