@@ -37,7 +37,7 @@ def read(said: dict[str, Any]) -> Notice:
     if not said.get("message"):
         raise MalformedReport("message is missing: the return path or the token of a message.")
     status = status_in(said, "status")
-    if said.get("status") and not status:
+    if said.get("status") is not None and not status:
         raise MalformedReport("status is no enhanced status code, such as 5.1.1.")
     names = (str(said["message"]),)
     if not action:

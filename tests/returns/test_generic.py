@@ -58,6 +58,7 @@ def test_each_report_has_what_follows_from_it(said: dict[str, Any], follows: Fol
         ({**report(), "message": 7}, "message"),
         ({**report(), "recipient": [ADA]}, "recipient"),
         ({**report(), "status": "550"}, "status"),
+        ({**report(), "status": ""}, "status"),
         ({**report(), "status": "5.1.1x"}, "status"),
         ({**report(), "text": {}}, "text"),
         ({**report(), "reason": "gone"}, "members"),

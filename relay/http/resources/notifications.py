@@ -78,11 +78,16 @@ class ReportForm(Form):
     """A report of an upstream without a form of its own."""
 
     type: Literal["bounced", "delayed", "complained"]
-    message: Annotated[str, Field(description="the return path of the message, or its token")]
+    message: Annotated[
+        str, Field(min_length=1, description="the return path of the message, or its token")
+    ]
     recipient: Annotated[
         str | None, Field(description="whom it is about; without, nobody is suppressed for it")
     ] = None
-    status: Annotated[str | None, Field(description="the enhanced status code")] = None
+    status: Annotated[
+        Annotated[str, Field(pattern=r"^[245]\.[0-9]{1,3}\.[0-9]{1,3}$")] | None,
+        Field(description="the enhanced status code"),
+    ] = None
     text: Annotated[str | None, Field(description="what the receiver said")] = None
 
 
