@@ -1,10 +1,6 @@
 // German: what the checks of a message find, and why.  JSON, as in strings.de.js.
 export default {
   "the DNS gave no answer about {0}: {1}": "das DNS gab keine Antwort zu {0}: {1}",
-  "the DNS server {0} does not validate": "der DNS-Server {0} validiert nicht",
-  "the DNS server {0} is not on this host": "der DNS-Server {0} ist nicht auf diesem Host",
-  "the DNS server {0} says nothing of the root": "der DNS-Server {0} sagt nichts über die Wurzel",
-  "the DNS server {0} says nothing of the root: {1}": "der DNS-Server {0} sagt nichts über die Wurzel: {1}",
   "There is no text beside the HTML: some show nothing, and filters trust it less.": "Neben dem HTML steht kein Text: Manche zeigen dann nichts, und Filter trauen der Nachricht weniger.",
   "The HTML has {0} kB: Gmail hides what is beyond {1} kB behind a link.": "Das HTML hat {0} kB: Gmail versteckt alles über {1} kB hinter einem Link.",
   "There is no Date (RFC {0}): filters trust it less, and readers show another time.": "Date fehlt (RFC {0}): Filter trauen der Nachricht weniger, und Mailprogramme zeigen eine andere Zeit.",
