@@ -5,6 +5,7 @@ Promises
   and so is the clock (`sweep_every`).
 - What waits for long is found within `watch_every`.
 - Several notifiers share the work; none waits for another.
+- While the disk is nearly full notices stay where they are: a report is new data.
 - What is told to whom, once, is `relay.outbound.notices`; nothing is lost when this dies.
 
 Fails: never on an outage of the database (back-off, one warning).
@@ -27,12 +28,15 @@ from relay.outage import Outage
 from relay.outbound.enqueue import announce
 from relay.outbound.notices import Notices
 from relay.outbound.sending import WakeOutbound
+from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained
 
 log = get_logger()
 
 SWEEP_EVERY = 5.0
 WATCH_EVERY = 60.0
+
+_NO_SPACE = REFUSED.labels("report")
 
 
 async def run(
@@ -41,16 +45,17 @@ async def run(
     pool: Pool,
     notices: Notices,
     wake_outbound: WakeOutbound | None = None,
+    space: Space = AMPLE,
     sweep_every: float = SWEEP_EVERY,
     watch_every: float = WATCH_EVERY,
 ) -> None:
     """Tell until drained.
 
-    `wake_outbound` tells this process's claimer of reports, None where none runs; `sweep_every`:
-    seconds after which it looks although nobody called; `watch_every`: after which it looks for
-    what waits for long.
+    `wake_outbound` tells this process's claimer of reports, None where none runs; without `space`
+    on the disk none are made; `sweep_every`: seconds after which it looks although nobody called;
+    `watch_every`: after which it looks for what waits for long.
     """
-    telling = _Telling(ctx, pool, notices, wake_outbound, watch_every)
+    telling = _Telling(ctx, pool, notices, wake_outbound, space, watch_every)
     outage = Outage(longest=sweep_every)
     seconds = 0.0
     ctx.ready()
@@ -81,12 +86,14 @@ class _Telling:
         pool: Pool,
         notices: Notices,
         wake_outbound: WakeOutbound | None,
+        space: Space,
         watch_every: float,
     ) -> None:
         self._ctx = ctx
         self._pool = pool
         self._notices = notices
         self._wake = wake_outbound
+        self._space = space
         self._watch_every = watch_every
         self._watch_at = -math.inf
 
@@ -98,6 +105,9 @@ class _Telling:
     async def all(self) -> None:
         """Tell everything that is due."""
         ctx = self._ctx
+        if self._space.short():
+            _NO_SPACE.inc()
+            return
         if trio.current_time() >= self._watch_at and not ctx.paused:
             await self._notices.watch()
             self._watch_at = trio.current_time() + self._watch_every

@@ -685,6 +685,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 delayed_after=settings.submission.delayed_after,
             ),
             wake_outbound=wake_outbound,
+            space=resources.space,
         ),
         webhooks=partial(
             webhooks.run,

@@ -59,7 +59,8 @@ _FLOOR = Gauge(
 )
 REFUSED = Counter(
     "relay_storage_refused",
-    "What was refused for want of disk space (mail, blob, call) or waits (letter, delivery).",
+    "What was refused for want of disk space (mail, blob, call), or waits for it (letter, report, "
+    "delivery).",
     ["what"],
     registry=registry,
 )

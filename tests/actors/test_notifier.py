@@ -14,8 +14,10 @@ from relay.db.channels import NOTICES, OUTBOUND
 from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.metrics import registry
 from relay.outbound.notices import Notices, Told
 from relay.outbound.states import Cause
+from relay.storage import Space
 from tests.actors.running import becomes, running
 from tests.eventually import eventually
 from tests.outbound.node import Node
@@ -94,6 +96,25 @@ async def test_what_waits_for_long_is_looked_for(pool: Pool):
         await pool.execute(FROM_THE_START)
         mailbox.send_nowait(Wake())
         mailbox.send_nowait(SweepNow())
+        await becomes(pool, REPORTS, 1)
+
+
+def waiting() -> float:
+    """How often reports had to wait for the disk."""
+    return registry.get_sample_value("relay_storage_refused_total", {"what": "report"}) or 0.0
+
+
+async def test_a_disk_that_is_nearly_full_makes_reports_wait(pool: Pool):
+    """They are told once there is room again."""
+    node = Node(pool)
+    await refuse(node, "a@y.example")
+    disk = Space()
+    disk.tell((0, 1, True))
+    before = waiting()
+    async with running(notifier.run, **wired(pool, space=disk, sweep_every=0.05)):
+        await eventually(lambda: waiting() > before + 2, "it has looked, and waits")
+        assert await pool.fetch_value(REPORTS) == 0
+        disk.tell((2, 1, False))
         await becomes(pool, REPORTS, 1)
 
 
