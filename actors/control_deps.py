@@ -22,6 +22,7 @@ from actors.messages import Accept
 from actors.resources import Resources
 from relay import __version__
 from relay.access.keys import Keys
+from relay.crypto import hash_token
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
@@ -169,6 +170,9 @@ def control_deps(
             public_url=settings.http.link_base,
             other_urls=settings.http.public_url[1:],
             return_url=settings.lifecycle.return_url,
+            metrics_token_hash=(
+                hash_token(settings.http.metrics_token) if settings.http.metrics_token else None
+            ),
             anonymous_rate=settings.http.anonymous_rate,
             trusted_proxies=networks(settings.http.trusted_proxies),
             sns_topics=settings.ingest.sns_topics,

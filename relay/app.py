@@ -391,7 +391,7 @@ async def _run(
     build: Callable[[Parts], SupervisorSpec],
     cluster: Cluster | None,
 ) -> int:
-    admin_token = new_admin_token()
+    admin_token = settings.admin_token or new_admin_token()
     server = None
     if not settings.database.url:
         connections = settings.database_connections

@@ -177,11 +177,28 @@ class Database(_Section):
     call_timeout: Annotated[Seconds, Field(ge=0.1, le=20)] = 15.0
 
 
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{32,512}")  # RFC 6750, and as long as one may be
+
+
+def _token(value: str) -> str:
+    if value and not _TOKEN.fullmatch(value):
+        raise ValueError(
+            "a token is 32 to 512 letters, digits and any of . _ ~ + / = -, and random: for "
+            "example what `python3 -c 'import secrets; print(secrets.token_urlsafe(32))'` prints"
+        )
+    return value
+
+
+Token = Annotated[str, AfterValidator(_token)]
+"""A bearer token that the operator chose; empty: none."""
+
+
 class Http(_Section):
     """The control plane's address, and the addresses that people see."""
 
     bind: Bind = "127.0.0.1:8025"
     public_url: Texts = ()
+    metrics_token: Token = ""
     anonymous_rate: Annotated[float, Field(ge=0, le=1_000_000)] = 100.0
     trusted_proxies: Texts = ()
 
@@ -544,6 +561,7 @@ class Settings(_Section):
 
     secret_key: str = ""
     encryption_keys: str = ""
+    admin_token: Token = ""
     database: Database = Database()
     http: Http = Http()
     smtp: Smtp = Smtp()
@@ -787,8 +805,8 @@ def _unknown(shown: str, name: str, known: list[str]) -> str:
 
 
 _SECRET = {
-    "secret_key", "encryption_keys", "devices.key", "ingest.s3_secret_key",
-    "ingest.s3_session_token", "ingest.notification_secrets",
+    "secret_key", "encryption_keys", "admin_token", "http.metrics_token", "devices.key",
+    "ingest.s3_secret_key", "ingest.s3_session_token", "ingest.notification_secrets",
 }  # fmt: skip
 _MAY_HOLD_A_SECRET = {*_SECRET, "outbound.upstream", "database.url", "database.direct_url"}
 _PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^&\s]*)", re.IGNORECASE)

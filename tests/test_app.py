@@ -11,6 +11,7 @@ import stat
 import traceback
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 import structlog
@@ -60,12 +61,44 @@ def test_what_is_published_is_private_and_goes_with_a_clean_stop(tmp_path):
         assert {"timestamp", "level", "event", "actor"} <= set(json.loads(line))
 
 
+def test_an_administrators_token_may_last(tmp_path):
+    """A suite written for Mailpit is told it once: from start to start it opens captured mail, as
+    Bearer, as a password, and in a URL; without the setting each start has another."""
+    token = "suite-and-CI-know-this-one-for-good.0"
+    relay = RelayProcess(tmp_path / "var", env={"RELAY_ADMIN_TOKEN": token})
+    for start in (1, 2):
+        relay.start()
+        with greeted(relay) as client:
+            client.sendmail("a@shop.example", "ada@customer.example", b"Subject: a\r\n\r\nb\r\n")
+        rest = "/compat/mailpit/api/v1/messages"
+        in_url = relay.run["http"].replace("//", f"//any:{token}@") + rest
+        answers = [
+            httpx.get(in_url, trust_env=False),
+            httpx.get(relay.run["http"] + rest, auth=("any", token), trust_env=False),
+            httpx.get(
+                relay.run["http"] + rest,
+                headers={"Authorization": f"Bearer {token}"},
+                trust_env=False,
+            ),
+        ]
+        assert [answer.json()["total"] for answer in answers] == [start] * 3
+        assert httpx.get(relay.run["http"] + rest, trust_env=False).status_code == 401
+        assert relay.run["admin_token"] == token
+        assert relay.run["settings"]["admin_token"] == "***"
+        relay.stop()
+    del relay.env["RELAY_ADMIN_TOKEN"]
+    with relay:
+        assert relay.run["admin_token"].startswith("ra_")
+
+
 def test_no_child_of_a_relay_is_told_its_secrets(tmp_path):
     """Neither the database nor the parser inherits keys, URLs or what other programs were given."""
     secrets = {
         "RELAY_SECRET_KEY": "ab" * 32,
         "RELAY_ENCRYPTION_KEYS": Fernet.generate_key().decode(),
         "RELAY_DEVICES__KEY": "cd" * 32,
+        "RELAY_ADMIN_TOKEN": "ef" * 32,
+        "RELAY_HTTP__METRICS_TOKEN": "12" * 32,
         "RELAY_TOKEN": "rk_0123456789abcdef",
         "RELAY_OUTBOUND__UPSTREAM": "smtps://shop:geheim@127.0.0.1:9",
         "SHOP_API_KEY": "hunter2",

@@ -194,7 +194,7 @@ def test_a_relay_starts_with_what_kubernetes_gives_it(tmp_path: Path) -> None:
         }
     secret = found["Secret"]["stringData"]
     keys = {"RELAY_SECRET_KEY": "5e" * 32, "RELAY_ENCRYPTION_KEYS": Fernet.generate_key().decode()}
-    keys["RELAY_DEVICES__KEY"] = "5e" * 32
+    keys["RELAY_DEVICES__KEY"] = keys["RELAY_HTTP__METRICS_TOKEN"] = "5e" * 32
     environ = {**image()[0], **secret, **keys, **given, **made}
     for name in keys:
         with pytest.raises(ConfigError):
@@ -204,6 +204,7 @@ def test_a_relay_starts_with_what_kubernetes_gives_it(tmp_path: Path) -> None:
     assert settings.devices.store == "postgres"
     assert settings.database.url.startswith("postgresql://")
     assert settings.http.link_base == "https://relay.example"
+    assert settings.http.metrics_token, "whoever reaches the Service would read them"
     ports = {port["containerPort"] for port in container["ports"]}
     for bind in (settings.http.bind, settings.smtp.bind, settings.submission.bind):
         assert parse_endpoint(bind)[1] in ports

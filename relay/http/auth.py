@@ -60,6 +60,12 @@ async def identify(deps: Deps, token: str) -> Caller | None:
     return None if bearer.key is None else Caller(bearer.key)
 
 
+def shows(connection: Any, token_hash: bytes) -> bool:
+    """Whether a call shows the token of this hash, which is no caller's, as its bearer token."""
+    token = _bearer(connection.headers) or ""
+    return 0 < len(token) <= MAX_TOKEN and tokens_equal(hash_token(token), token_hash)
+
+
 class Admitted(NamedTuple):
     """The caller who was let in, the mailbox that is named, the page session that was shown."""
 

@@ -274,6 +274,7 @@ class Deps:
     public_url: str = ""
     other_urls: Sequence[str] = ()  # whose hosts and origins are this relay's own, too
     return_url: str = ""  # where the pages of mailed links lead afterwards; empty: nowhere
+    metrics_token_hash: bytes | None = None  # what opens /metrics; None: nothing is needed
     anonymous_rate: float = 0.0  # calls a second of an address without a key; 0: no limit
     known_keys: KnownKeys = field(default_factory=KnownKeys)  # the keys that are charged as keys
     trusted_proxies: Collection[Network] = ()  # whose X-Forwarded-For is believed

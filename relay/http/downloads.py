@@ -17,10 +17,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Hashable
 from contextlib import aclosing
 from urllib.parse import quote
 
-from quart import Response
+from quart import Response, request
 
 from relay.http.fair_limiter import FairLimiter, Reservation
 from relay.http.problems import unavailable
+
+OCTETS = "application/octet-stream"
+AS_OCTETS = frozenset({"message/rfc822", "application/x-ndjson", "image/*"})
+"""What is given as `OCTETS`, too, to whoever asks for that: some generators of clients know no
+other bytes."""
 
 _PIECE = 64 * 1024  # bytes that are written at once
 _BUSY = "Too many large messages are being read; try again."
@@ -69,9 +74,14 @@ class Downloads:
         weakref.finalize(written, held.release).atexit = False
         return Response(
             written,
-            content_type=content_type,
+            content_type=as_asked(content_type),
             headers={"Content-Length": str(size), **headers},
         )
+
+
+def as_asked(content_type: str) -> str:
+    """Return the type, or that of any bytes where a call asks for that and no other."""
+    return OCTETS if request.headers.get("Accept", "").strip() == OCTETS else content_type
 
 
 def disposition(filename: str) -> str:

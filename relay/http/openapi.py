@@ -16,6 +16,7 @@ test that asks for it.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from relay.errors import Bug
 from relay.http.cookies import PAGE_KEY_HEADER, SESSION, TICKET
+from relay.http.downloads import AS_OCTETS, OCTETS
 from relay.http.examples import BASE, CALL_PATHS, PATHS, QUERIES, RAW, TEXTS, example
 from relay.http.operations import Access, Answer, Operation
 from relay.http.problem_types import MEDIA_TYPE, PREFIX, TYPES
@@ -232,13 +234,15 @@ def _operation(route: Route, path: str, schemas: dict[str, Any]) -> dict[str, An
             "content": {str(operation.raw_body): _content(operation.raw_form, schemas)},
         }
     elif operation.raw_body is not None:
+        is_json = operation.raw_body == "application/json"
+        said = RAW[operation.raw_body]
         described["requestBody"] = {
             # No bytes at all are bytes, too.
-            "required": operation.raw_body != "application/octet-stream",
+            "required": operation.raw_body != OCTETS,
             "content": {
                 operation.raw_body: {
-                    "schema": {"type": "string"},
-                    "example": RAW[operation.raw_body],
+                    "schema": {"type": "object" if is_json else "string"},
+                    "example": json.loads(said) if is_json else said,
                 }
             },
         }
@@ -354,6 +358,8 @@ def _answer(answer: Answer, schemas: dict[str, Any]) -> dict[str, Any]:
     elif answer.media_type is not None:
         text = {"schema": {"type": "string"}, "example": TEXTS[answer.media_type]}
         described["content"] = {answer.media_type: text}
+        if answer.media_type in AS_OCTETS:
+            described["content"][OCTETS] = text
     elif answer.status >= 400:
         described["content"] = {
             MEDIA_TYPE: {

@@ -469,7 +469,8 @@ TYPES: Mapping[str, ProblemType] = {
         "Unauthorized",
         "a credential is needed and missing, or it opens nothing",
         "Send `Authorization: Bearer TOKEN`, with an API key or the administrator's token. The "
-        "latter is new at each start of the relay; a key may have been revoked, or have ended.",
+        "latter is new at each start of the relay unless the settings give one; a key may have "
+        "been revoked, or have ended.",
         "The token is unknown or revoked.",
     ),
     "unavailable": ProblemType(

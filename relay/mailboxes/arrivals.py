@@ -73,8 +73,11 @@ class Arrivals:
             "seq": seq or 0,
         }
         if values["from"] or values["subject"] or values["at"]:
+            # Most mailboxes have no chunks: the statement that says so has looked at all there is.
+            found, mark = await self._oldest(_ANYWHERE, values, chunked=False)
+            if found is None or mark <= values["seq"]:
+                return found
             asked = probes(storable(sender or ""), storable(subject or ""))
-            mark = await search.mark(self._pool, mailbox_id)
 
             async def look(behind: search.Chunk | None, most: int) -> list[search.Chunk]:
                 above = values["seq"] if behind is None else behind.last_seq
@@ -90,29 +93,42 @@ class Arrivals:
                 if not chunks:
                     values["seq"] = mark
                     break
-                found = await self._oldest(search.IN_CHUNKS, values | search.bounds(chunks))
+                found, _ = await self._oldest(search.IN_CHUNKS, values | search.bounds(chunks))
                 if found is None or found.message is not None:
                     return found
                 values["seq"] = chunks[-1].last_seq
                 batch = search.next_batch(
                     len(chunks), trio.current_time() - began, found=0, missing=1
                 )
-        return await self._oldest(_ANYWHERE, values)
+        found, _ = await self._oldest(_ANYWHERE, values)
+        return found
 
-    async def _oldest(self, where: str, values: dict[str, Any]) -> Found | None:
-        """The oldest match with a `seq` above the one given, in some chunks or anywhere."""
+    async def _oldest(
+        self, where: str, values: dict[str, Any], *, chunked: bool = True
+    ) -> tuple[Found | None, int]:
+        """The oldest match with a `seq` above the one given, in some chunks or anywhere; and
+        `search.mark`.
+
+        Without `chunked` nothing is looked at where that mark is above the `seq` given.
+        """
         rows = await self._pool.fetch(
             # relay.summaries_mailbox gives the order.  An `after` whose message is gone or not
             # parsed yet falls back to the ids' own order, which is that of arrival.
             f"""
-            SELECT extract(epoch FROM b.expires_at - now())::float8, e.*
+            SELECT extract(epoch FROM b.expires_at - now())::float8, k.mark, e.*
             FROM relay.mailboxes b
+            CROSS JOIN LATERAL (
+                SELECT coalesce(max(last_seq), 0) AS mark
+                FROM relay.search_chunks
+                WHERE mailbox_id = b.id
+            ) k
             LEFT JOIN LATERAL (
                 SELECT {MESSAGE_COLUMNS}
                 FROM (SELECT) one
                 {where}
                 WHERE s.mailbox_id = b.id
                   AND s.seq > %(seq)s
+                  AND (%(chunked)s OR k.mark <= %(seq)s)
                   AND (%(from)s::text IS NULL
                        OR coalesce(s.from_address, m.reverse_path) ILIKE %(from)s)
                   AND (%(subject)s::text IS NULL OR s.subject ILIKE %(subject)s)
@@ -124,12 +140,12 @@ class Arrivals:
             WHERE b.id = %(mailbox)s
               AND {LIVE}
             """,  # noqa: S608 - constants of this module only
-            values,
+            {**values, "chunked": chunked},
         )
         if not rows:
-            return None
-        seconds, *row = rows[0]
-        return Found(message_of(tuple(row)) if row[0] is not None else None, seconds)
+            return None, 0
+        seconds, mark, *row = rows[0]
+        return Found(message_of(tuple(row)) if row[0] is not None else None, seconds), mark
 
     async def news(
         self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100

@@ -39,7 +39,7 @@ TIMES = Path(os.environ["TIMES"]) / os.environ.get("PYTEST_XDIST_WORKER", "alone
 
 
 @pytest.mark.parametrize("number", range({tests}))
-def test_sign_up(number, inbox, smtp_server):
+def test_sign_up(number, relay, inbox, smtp_server):
     code = str(100_000 + number)
     time.sleep({work})
     with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
@@ -51,7 +51,7 @@ def test_sign_up(number, inbox, smtp_server):
     assert message.code == code
     assert [one.id for one in inbox.messages()] == [message.id]
     with TIMES.open("a") as file:
-        print(took, file=file)
+        print(took, relay.url, file=file)
 """
 
 
@@ -61,8 +61,12 @@ def run(rounds: int) -> dict[str, Any]:
     failed = 0
     for _ in range(rounds):
         for name, workers, work in VARIANTS:
-            with tempfile.TemporaryDirectory() as folder:
-                figures, bad = _suite(Path(folder), workers, work)
+            with (
+                tempfile.TemporaryDirectory() as name_of_folder,
+                RelayProcess((folder := Path(name_of_folder)) / "relay") as relay,
+            ):
+                env = {"RELAY_URL": relay.run["http"], "RELAY_TOKEN": relay.run["admin_token"]}
+                figures, bad, _ = suite(folder, workers, work=work, env=env)
             failed += bad
             found.setdefault(name, []).append(figures)
     results = {
@@ -82,40 +86,43 @@ def run(rounds: int) -> dict[str, Any]:
     }
 
 
-def _suite(folder: Path, workers: int, work: float) -> tuple[dict[str, float], int]:
+def suite(
+    folder: Path, workers: int, *options: str, work: float = 0.0, env: dict[str, str] | None = None
+) -> tuple[dict[str, float], int, set[str]]:
+    """Run it in so many processes; return figures, how many failed, and the relays they were at.
+
+    `options` are pytest's, `env` is for it: which relay, say; one is started by the plug-in else.
+    """
     (folder / "times").mkdir()
     (folder / "test_suite.py").write_text(_SUITE.format(tests=TESTS, work=work))
-    with RelayProcess(folder / "relay") as relay:
-        began = time.monotonic()
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-q", "-p", "relay_client.pytest_plugin"),
-                *("-p", "no:cacheprovider", "-p", "no:schemathesis", "--rootdir", folder, folder),
-                *(["-n", str(workers)] if workers > 1 else []),
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(CLIENT),
-                "RELAY_URL": relay.run["http"],
-                "RELAY_TOKEN": relay.run["admin_token"],
-                "TIMES": str(folder / "times"),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        took = time.monotonic() - began
-    lines = "".join(file.read_text() for file in (folder / "times").iterdir()).split()
-    times = sorted(float(line) * 1000 for line in lines)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("RELAY_")}
+    began = time.monotonic()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "relay_client.pytest_plugin"),
+            *("-p", "no:cacheprovider", "-p", "no:schemathesis", "--rootdir", folder, folder),
+            *(["-n", str(workers)] if workers > 1 else []),
+            *options,
+        ],
+        env=others | {"PYTHONPATH": str(CLIENT), "TIMES": str(folder / "times")} | (env or {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    took = time.monotonic() - began
+    lines = "".join(file.read_text() for file in (folder / "times").iterdir()).splitlines()
+    rows = [line.split() for line in lines]
+    times = sorted(float(seconds) * 1000 for seconds, _ in rows)
     if not times:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
     # A test that passed has told its time; that a worker or an inbox's end failed, pytest's status.
     bad = max(TESTS - len(times), int(done.returncode != 0))
     if bad:
         print(re.sub(r"(?s).*= FAILURES", "= FAILURES", done.stdout)[:4000])
-    return {
+    figures = {
         "median": times[len(times) // 2],
         "p99": times[int(len(times) * 0.99)],
         "longest": times[-1],
         "tests/s": TESTS / took,
-    }, bad
+    }
+    return figures, bad, {url for _, url in rows}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import clients
 from tests.clients import own_suite
 from tests.npm import node_modules
 
@@ -19,6 +20,18 @@ PYRIGHT = Path(__file__).parent / "pyright"
 def test_it_passes_its_own_tests() -> None:
     """As `make test-clients` runs them."""
     own_suite.passes("python")
+
+
+@pytest.mark.soak  # a thousand tests, eight at a time
+@pytest.mark.timeout(900)
+def test_a_thousand_tests_on_eight_workers_see_their_own_mail_alone(tmp_path: Path) -> None:
+    """Each finds its own code and nothing else, at one relay, which the plug-in starts for all; and
+    none fails for being one of many."""
+    command = f"{sys.executable} -m relay up"
+    figures, failed, relays = clients.suite(tmp_path, 8, "--relay-command", command)
+    print(figures)  # how fast they were depends on what else the machine does: `tests.bench`
+    assert failed == 0
+    assert len(relays) == 1
 
 
 @pytest.mark.clients

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from relay.http.problem_types import PREFIX, TYPES
 from tests.http.test_ui import PARTS, compare, table
 from tests.relay_process import RelayProcess
 
-DOCS = Path(__file__).parents[2] / "docs" / "http.md"
 INSTANT = re.compile(r"\w+_at|at|not_after")
 
 
@@ -173,20 +173,16 @@ def test_examples_have_the_address_that_was_asked(
 def test_a_generator_of_clients_has_nothing_to_warn_of(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
-    """openapi-python-client, told what docs/http.md says of media types."""
-    told = re.search(
-        r"```yaml\n(content_type_overrides:.*?)```", DOCS.read_text("utf-8"), re.DOTALL
-    )
-    assert told is not None
-    (tmp_path / "config.yaml").write_text(f"{told[1]}post_hooks: []\n")
+    """openapi-python-client, as it comes."""
     (tmp_path / "openapi.json").write_text(json.dumps(document))
     done = subprocess.run(
         [
             *(Path(sys.executable).with_name("openapi-python-client"), "generate"),
-            *("--path", "openapi.json", "--config", "config.yaml", "--fail-on-warning"),
+            *("--path", "openapi.json", "--fail-on-warning"),
             *("--meta", "none", "--output-path", "client"),
         ],
         cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},  # ruff
         capture_output=True,
         text=True,
         timeout=100,

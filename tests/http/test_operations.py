@@ -8,10 +8,12 @@ import httpx
 import pytest
 import trio
 
+from relay.crypto import hash_token
+from relay.db.pool import Pool
 from relay.http.app import create_app
 from relay.http.openapi import describe
 from tests.http.compat.test_compat import declared as compat_routes
-from tests.http.conftest import SMALL, House
+from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_streams import in_thread
 from tests.http.test_gate import inert, routes
 
@@ -199,6 +201,21 @@ async def test_health_readiness_and_metrics_need_no_credential(house: House):
     metrics = await house.client.get("/metrics")
     assert metrics.headers["Content-Type"].startswith("text/plain")
     assert 'relay_http_answers_total{method="GET",status="200"}' in metrics.text
+
+
+async def test_metrics_may_ask_for_a_token_of_their_own(database_url: str, pool: Pool):
+    """Where one is set it is needed, as the bearer token; no other opens them, and they no call."""
+    token = "m" * 40
+    async with open_house(database_url, pool, metrics_token_hash=hash_token(token)) as house:
+        client = house.client
+        for wrong in ({}, house.admin, {"Authorization": f"Bearer {token}x"}):
+            refused = await client.get("/metrics", headers=wrong)
+            assert refused.status_code == 401
+            assert refused.json()["type"] == "/problems/unauthenticated"
+        right = {"Authorization": f"Bearer {token}"}
+        assert "relay_http_answers_total" in (await client.get("/metrics", headers=right)).text
+        assert (await client.get("/api/v1/overview", headers=right)).status_code == 401
+        assert (await client.get("/readyz")).status_code == 200
 
 
 async def test_the_description_covers_every_call(house: House):

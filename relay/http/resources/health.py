@@ -1,4 +1,6 @@
-"""`/healthz`, `/readyz` and `/metrics`: for machines that watch; nobody needs a credential.
+"""`/healthz`, `/readyz` and `/metrics`: for machines that watch.
+
+Nobody needs a credential; but for the metrics a token of their own, where the operator set one.
 
 The first two are asked under any Host: a probe says the address or the service's name that it
 found, and neither tells anything but that the relay lives.
@@ -10,12 +12,13 @@ from collections.abc import Iterator
 
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST
-from quart import Response
+from quart import Response, request
 
 from relay.errors import RelayError, innermost
+from relay.http.auth import shows
 from relay.http.deps import Deps, Node
 from relay.http.operations import Access, Answer, Call, Operation, View, json_response
-from relay.http.problems import unavailable
+from relay.http.problems import unauthenticated, unavailable
 from relay.http.routing import Api
 from relay.metrics import render
 
@@ -150,9 +153,19 @@ def register(api: Api) -> None:
             "Read the metrics",
             "operations",
             Access.OPEN,
-            (Answer(200, "Prometheus text", media_type="text/plain"),),
+            (
+                Answer(200, "Prometheus text", media_type="text/plain"),
+                Answer(
+                    401,
+                    "RELAY_HTTP__METRICS_TOKEN is set, and was not the bearer token",
+                    cases=("unauthenticated",),
+                ),
+            ),
             limited=False,
         ),
     )
     async def metrics(call: Call) -> Response:
+        wanted = deps.metrics_token_hash
+        if wanted is not None and not shows(request, wanted):
+            raise unauthenticated("The metrics need the bearer token RELAY_HTTP__METRICS_TOKEN.")
         return Response(render(), content_type=CONTENT_TYPE_LATEST)

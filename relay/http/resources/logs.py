@@ -13,6 +13,7 @@ from pydantic import Field
 from quart import Response
 
 from relay.http.deps import Supervision
+from relay.http.downloads import as_asked
 from relay.http.feeds import follow
 from relay.http.operations import Access, Answer, Call, Operation, Query
 from relay.http.routing import Api
@@ -95,7 +96,7 @@ def register(api: Api) -> None:
                         for chunk in _chunks(select(lines or [])):
                             yield chunk
 
-        return Response(body(), content_type="application/x-ndjson")
+        return Response(body(), content_type=as_asked("application/x-ndjson"))
 
 
 def _actors(supervision: Supervision, name: str) -> set[str]:

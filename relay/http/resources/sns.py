@@ -170,7 +170,7 @@ def register(api: Api) -> None:
             Answer(503, "try again; SNS does"),
         ),
         limited=False,  # what verifies may come as fast as it does; see `strangers`
-        raw_body="text/plain",
+        raw_body="application/json",  # under any Content-Type: SNS says text/plain
         max_body=MAX_BODY,
         stores=True,
         details="Allowed topics are the setting ingest.sns_topics. The SES rule uses the SNS "

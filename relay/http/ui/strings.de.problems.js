@@ -119,7 +119,7 @@ export default {
   "Ask again after `Retry-After`; the mails that were sent are on their way.": "Nach `Retry-After` noch einmal darum bitten; die gesendeten Mails sind unterwegs.",
   "End waits and streams that are not needed; one stream tells of all mailboxes.": "Wartende Aufrufe und Ströme beenden, die nicht gebraucht werden; ein Strom meldet alle Postfächer.",
   "Add the topic to `RELAY_INGEST__SNS_TOPICS`, if it is yours, and start the relay again.": "Das Topic, wenn es das eigene ist, in `RELAY_INGEST__SNS_TOPICS` ergänzen und das Relay neu starten.",
-  "Send `Authorization: Bearer TOKEN`, with an API key or the administrator's token. The latter is new at each start of the relay; a key may have been revoked, or have ended.": "`Authorization: Bearer TOKEN` senden, mit einem API-Schlüssel oder dem Token der Administration. Letzteres ist bei jedem Start des Relays neu; ein Schlüssel kann widerrufen oder abgelaufen sein.",
+  "Send `Authorization: Bearer TOKEN`, with an API key or the administrator's token. The latter is new at each start of the relay unless the settings give one; a key may have been revoked, or have ended.": "`Authorization: Bearer TOKEN` senden, mit einem API-Schlüssel oder dem Token der Administration. Letzteres ist bei jedem Start des Relays neu, falls die Einstellungen keines nennen; ein Schlüssel kann widerrufen oder abgelaufen sein.",
   "Call again after `Retry-After`.": "Nach `Retry-After` noch einmal aufrufen.",
   "Use a name that the call's description has.": "Einen Namen benutzen, den die Beschreibung des Aufrufs hat.",
   "Send the header `Content-Type: application/json`.": "Den Header `Content-Type: application/json` senden.",

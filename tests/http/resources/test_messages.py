@@ -164,6 +164,24 @@ async def test_a_message_that_is_deleted_while_it_is_read_ends_short(
     assert "Traceback" not in "".join(capfd.readouterr())
 
 
+async def test_raw_bytes_come_as_bytes_to_who_asks_for_those(house: House):
+    """As `application/octet-stream` where Accept says that and no more; the log, too."""
+    address, token = await house.mailbox()
+    wanted = await house.deliver(address, MIXED)
+    url = f"{BASE}/{address}/messages/{wanted}/raw"
+    for path, headers, kind in (
+        (url, token, "message/rfc822"),
+        ("/api/v1/logs", house.admin, "application/x-ndjson"),
+    ):
+        for accept in ("*/*", "application/octet-stream, */*", kind):
+            plain = await house.client.get(path, headers=headers | {"Accept": accept})
+            assert plain.headers["Content-Type"] == kind
+        asked = {"Accept": "application/octet-stream"}
+        given = await house.client.get(path, headers=headers | asked)
+        assert given.headers["Content-Type"] == "application/octet-stream"
+    assert (await house.client.get(url, headers=token | asked)).content == MIXED
+
+
 async def test_an_attachment_is_a_download_under_a_bare_name(house: House):
     """HTML is no page here: octet-stream, attachment, nosniff, no path in the name."""
     address, token = await house.mailbox()
