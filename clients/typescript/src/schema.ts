@@ -828,6 +828,7 @@ export interface operations {
                 };
                 content: {
                     "message/rfc822": string;
+                    "application/octet-stream": string;
                 };
             };
         };
