@@ -14,7 +14,8 @@ Promises
   groups cost less; a third of the time whatever waits, for accepting comes first; and eight ninths
   of it, without help, while mail comes in as fast as it is let: those who send wait for their
   answers (`relay.load.Senders`), or accepting lacks the CPU (`relay.load.Load`: its thread does
-  nothing but run and wait for a core).
+  nothing but run and wait for a core).  After a group of few it never rests long (`_REST_EACH`):
+  then other programs have the CPU, and there is no flood to give way to.
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`); when nothing came for `_QUIET`, all of them together, too
   (`relay.mailboxes.common_search`).
@@ -84,6 +85,7 @@ _REST = 3.0  # multiple of a round's time to rest after it where more mail arriv
 _LEAST_REST = 0.5  # at least, whatever waits,
 _GIVE_WAY = 8.0  # and while mail comes in as fast as it is let
 _LONGEST_REST = 0.25  # s
+_REST_EACH = 0.003  # s of rest, at most, for each message of the round: few come, and cost little
 _PATIENCE = 0.1  # s; nothing waits longer because of a rest, but for the least one
 _KNOWN = 4096  # messages of which it is remembered since when they wait
 _HINTS = 4096  # taken at once; more are only more of the same
@@ -185,17 +187,26 @@ def parsers_on(cores: int) -> int:
     return max(2, min(cores - 1, _MOST_PARSERS))
 
 
-def rest(began: float, ended: float, oldest: float = math.inf, *, flooded: bool = False) -> float:
+def rest(
+    began: float,
+    ended: float,
+    oldest: float = math.inf,
+    *,
+    flooded: bool = False,
+    done: float = math.inf,
+) -> float:
     """Seconds to rest after a round, for mail is arriving.
 
     `oldest`: since when what has waited longest is known to wait.  What came during the round may
-    be as old as that.  `flooded`: whether it comes in as fast as it is let.
+    be as old as that.  `flooded`: whether it comes in as fast as it is let.  `done`: how many
+    messages the round had.
     """
     took = ended - began
+    longest = min(max(done, 1) * _REST_EACH, _LONGEST_REST)
     if flooded:
-        return min(took * _GIVE_WAY, _LONGEST_REST)
+        return min(took * _GIVE_WAY, longest)
     patience = min(oldest, began) + _PATIENCE - ended
-    return min(max(took * _LEAST_REST, min(patience, took * _REST)), _LONGEST_REST)
+    return min(max(took * _LEAST_REST, min(patience, took * _REST)), longest)
 
 
 def helps_since(began: float, oldest: float, *, flooded: bool = False) -> float:
@@ -251,7 +262,8 @@ class Summariser:
                     # Mail is coming in right now: accepting it goes first.
                     now, oldest = trio.current_time(), self._waits_since()
                     self._held_up = self.senders is not None and self.senders.wait()
-                    await trio.sleep(rest(began, now, oldest, flooded=self._flooded(now)))
+                    flooded = self._flooded(now)
+                    await trio.sleep(rest(began, now, oldest, flooded=flooded, done=found))
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY

@@ -2,7 +2,8 @@
 
 It reads requests from stdin and writes one reply each to stdout, in order, until stdin ends; so
 it is gone soon after its parent is, however that died.  `relay.mailboxes.parser` is the parent's
-side.  It gives way to everybody else (nice 10), and limits itself in memory, and in CPU seconds a
+side.  It gives way to everybody else (nice 10) but in short turns, which come soon
+(`relay.scheduling`), and limits itself in memory, and in CPU seconds a
 request: whatever a message does to it, the relay loses one child that it starts again.
 
 Wire, big-endian:
@@ -42,6 +43,7 @@ from collections.abc import Sequence
 
 from relay.mailboxes.grams import make_filter, runs
 from relay.mailboxes.summary import extract_attachment, fallback, senders, summarise
+from relay.scheduling import ask_for_short_turns
 
 REQUEST = struct.Struct(">BII")
 REPLY = struct.Struct(">BII")
@@ -54,6 +56,7 @@ STRETCH = 4
 """How much longer a batch may take than its CPU time: one cut into single messages costs more."""
 
 _NICE = 10
+_TURN = 0.0001  # s; or a mail that somebody waits for waits for all that runs without nice
 
 
 def main() -> None:
@@ -62,6 +65,7 @@ def main() -> None:
     # A terminal's Ctrl-C goes to the whole group; the parent decides when this ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
+    ask_for_short_turns(_TURN)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests = os.fdopen(0, "rb", buffering=1 << 18)

@@ -282,6 +282,17 @@ def test_rests_eight_ninths_of_the_time_while_mail_comes_in_as_fast_as_it_is_let
     assert summariser.rest(10.0, 11.0, oldest=5.0, flooded=True) == 0.25
 
 
+def test_rests_a_moment_where_few_come():
+    """However long the round took: then others have the CPU, and somebody may wait for the mail.
+    Many are a flood."""
+    for flooded in (False, True):
+        assert summariser.rest(10.0, 10.1, flooded=flooded, done=1) == pytest.approx(0.003)
+        assert summariser.rest(10.0, 10.1, flooded=flooded, done=8) == pytest.approx(0.024)
+        assert summariser.rest(10.0, 10.1, flooded=flooded, done=0) == pytest.approx(0.003)
+    assert summariser.rest(10.0, 10.01, done=50) == summariser.rest(10.0, 10.01)
+    assert summariser.rest(10.0, 10.02, flooded=True, done=54) == pytest.approx(0.16)
+
+
 def test_no_second_parser_helps_while_accepting_lacks_the_cpu():
     """Unless a group holds the first: what waits behind short ones is what floods do."""
     assert summariser.helps_since(began=9.0, oldest=5.0) == 5.0
