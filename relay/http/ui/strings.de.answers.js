@@ -216,6 +216,7 @@ export default {
   "there is no such message, or it is not the caller's": "diese Nachricht gibt es nicht, oder sie gehört nicht dem Aufrufer",
   "the phases": "die Phasen",
   "it can never be sent: what was queued by SQL is no message": "sie kann nie gesendet werden: Was per SQL eingereiht wurde, ist keine Nachricht",
+  "RELAY_HTTP__METRICS_TOKEN is set, and was not the bearer token": "RELAY_HTTP__METRICS_TOKEN ist gesetzt und war nicht das Bearer-Token",
   "it is queued and due, with a fresh set of attempts": "sie ist eingereiht und fällig, mit neuen Versuchen",
   "it is in a state in which there is nothing to retry": "sie ist in einem Zustand, in dem es nichts zu wiederholen gibt",
   "it will not be sent": "sie wird nicht gesendet",
