@@ -177,8 +177,8 @@ def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_
     shutil.copytree(ROOT / "clients" / "python" / "tests", clients / "python" / "tests")
     tried = []
     for version in pythons():
-        python = shutil.which(f"python{version}")
-        if python is None or subprocess.run([python, "-V"], check=False).returncode != 0:
+        python = interpreter(version)
+        if python is None:
             continue
         environment = tmp_path / version
         run([python, "-m", "venv", str(environment)], tmp_path)
@@ -193,7 +193,19 @@ def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_
         )
         assert re.search(r"^\d+ passed in", said, re.MULTILINE), said
         tried.append(version)
+    print(f"tried {', '.join(tried)}")
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in tried
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of this version: on the path, or among those of pyenv, whose stand-ins on the path
+    are none until one is chosen."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python"))]
+    for python in filter(None, found):
+        if subprocess.run([python, "-V"], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
 
 
 PLAYWRIGHT = """\
