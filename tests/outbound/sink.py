@@ -35,6 +35,8 @@ class Received:
     sender: str
     recipients: tuple[str, ...]
     data: bytes
+    secured: bool = False
+    """Whether it came by TLS."""
 
     @property
     def recipient(self) -> str:
@@ -116,7 +118,7 @@ class Sink:
         except HangUp as end:
             if end.last:
                 with contextlib.suppress(trio.BrokenResourceError):
-                    await stream.send_all(end.last)
+                    await session.stream.send_all(end.last)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
         finally:
@@ -181,7 +183,7 @@ class Sink:
                 await self._answer(session, "body", "", b"")
         data, rest = buffer[2 : max(end, 2)], buffer[end + 5 :]
         data = data.replace(b"\r\n..", b"\r\n.") + b"\r\n"
-        message = Received(session.sender, tuple(session.recipients), data)
+        message = Received(session.sender, tuple(session.recipients), data, session.secured)
         await self._answer(session, "dot", "", b"250 2.0.0 taken\r\n", message)
         return rest
 

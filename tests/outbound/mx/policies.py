@@ -20,20 +20,28 @@ def policy(mode: str, *hosts: str, max_age: int = 86_400) -> bytes:
 class PolicyServer:
     """Serves the bodies of `answers`, by domain; what is no body is an answer as a whole."""
 
-    def __init__(self, tls: ssl.SSLContext, answers: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        answers: Mapping[str, bytes],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.host = host
         self.tls = tls
         self.answers = dict(answers)
         self.asked: Counter[str] = Counter()
         self.connections = 0
         self.gate = trio.Event()
         self.gate.set()
-        self.port = 0
+        self.port = port
 
     async def run(
         self, *, task_status: trio.TaskStatus[PolicyServer] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled."""
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        (listener,) = await trio.open_tcp_listeners(self.port, host=self.host)
         self.port = listener.socket.getsockname()[1]
         task_status.started(self)
         await trio.serve_listeners(self._serve, [listener])
@@ -50,6 +58,8 @@ class PolicyServer:
 
     async def _answer(self, stream: trio.SSLStream[trio.SocketStream]) -> None:
         asked = (await stream.receive_some(65_536)).decode("ascii")
+        if not asked:
+            return  # it does not trust this server, and says so by leaving
         host = next(line for line in asked.split("\r\n") if line.lower().startswith("host:"))
         domain = host.partition(":")[2].strip().partition(":")[0].removeprefix("mta-sts.")
         assert asked.startswith("GET /.well-known/mta-sts.txt HTTP/1.1\r\n")
