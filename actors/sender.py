@@ -127,7 +127,7 @@ class DeliverySettings:
     them through one route, 0 for any; `retry_unit`: seconds of back-off; `private_mx`: whether
     direct delivery may connect to private addresses; `mx_port`: the port of exchangers;
     `resolver`: makes who asks the DNS for them, when it is first called; `policy`: of TLS to them;
-    `results`: what is counted of that for reports.
+    `results`: what is counted of that for reports; `reports_from`: whose mail they are.
     """
 
     upstream: Upstream
@@ -144,6 +144,7 @@ class DeliverySettings:
     policy: Policy | None = None
     results: TlsResults | None = None
     report_field: ReportField | None = None
+    reports_from: str = ""
 
 
 async def run(
@@ -276,6 +277,7 @@ class _Sender:
             policy=settings.policy,
             results=settings.results,
             given=traffic.given,
+            reports_from=settings.reports_from,
         )
         dispatch: Dispatch[Job, Way] = Dispatch(
             places,

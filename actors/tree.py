@@ -155,7 +155,7 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
-from relay.outbound.message import MalformedMessage, parse_address
+from relay.outbound.message import Address, MalformedMessage, parse_address
 from relay.outbound.mx.dane import DaneFirst, DanePolicies
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
@@ -553,7 +553,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     senders = Senders(partial(_unanswered, boxes.writer))
     posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
-    tls_results = TlsResults() if outbound.tls_reports else None
+    reports_from = _reports_from(settings)
+    tls_results = None if reports_from is None else TlsResults()
     tls_policies = DaneFirst(
         DanePolicies(resolver, port=outbound.mx_port, results=tls_results),
         _sts_policies(settings, pool, resolver, tls_results),
@@ -624,7 +625,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             retention=settings.expiry.retention,
             outbound_retention=outbound.retention,
         ),
-        reporter=_reporter(settings, pool, resolver, tls_results, wake_outbound),
+        reporter=_reporter(settings, pool, resolver, tls_results, reports_from, wake_outbound),
         sender=partial(
             sender.run,
             pool=pool,
@@ -648,6 +649,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 policy=tls_policies,
                 results=tls_results,
                 report_field=_report_field(outbound.report_field, tokens),
+                reports_from="" if reports_from is None else reports_from.address,
             ),
             space=resources.space,
             right_of_way=right_of_way,
@@ -1014,20 +1016,27 @@ def _sts_policies(
     return StsPolicies(StsStore(pool), resolver, poster.get, authorities, results)
 
 
+def _reports_from(settings: Settings) -> Address | None:
+    """Whom reports of TLS are from; None: nobody makes any."""
+    if not settings.outbound.tls_reports:
+        return None
+    try:
+        return parse_address(settings.outbound.tls_reports, "RELAY_OUTBOUND__TLS_REPORTS")
+    except MalformedMessage as error:
+        raise ConfigError(f"{error}.") from error
+
+
 def _reporter(
     settings: Settings,
     pool: Pool,
     resolver: Callable[[], Resolver],
     results: TlsResults | None,
+    sender: Address | None,
     told: Callable[[Collection[DueLane]], None] | None,
 ) -> Run | None:
     """Who makes reports of TLS, if anybody is to."""
-    if results is None:
+    if results is None or sender is None:
         return None
-    try:
-        sender = parse_address(settings.outbound.tls_reports, "RELAY_OUTBOUND__TLS_REPORTS")
-    except MalformedMessage as error:
-        raise ConfigError(f"{error}.") from error
 
     async def ask(question: Question) -> Answer:
         return await resolver().ask(question)

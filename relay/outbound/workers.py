@@ -119,6 +119,7 @@ class Workers:
         self._signer = signer
         self._direct = direct
         self._lookups = Lookups(direct.sites, self._looked_up)
+        self._lookups_of_reports = Lookups(direct.sites_of_reports, self._looked_up)
         self._signing: Signing[Line[Job, Way]] = Signing(self._make, self._were_made)
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
@@ -174,9 +175,10 @@ class Workers:
     def look_after(self, now: float) -> None:
         """Every moment: take back what waits behind stalls, widen what nothing moves in."""
         self._gatekeeper.look_for_stalls(self._begun, now)
-        for domain in self._lookups.late(now):
-            for job in self._lookups.take(domain):
-                self._look_up(job, now)
+        for lookups in (self._lookups, self._lookups_of_reports):
+            for domain in lookups.late(now):
+                for job in lookups.take(domain):
+                    self._look_up(job, now)
         self._dispatch.widen(now)
         # Whether or not anything is under way: the right of way may be over without high mail, and
         # nobody says that.
@@ -184,7 +186,7 @@ class Workers:
 
     def give_back_waiting(self, now: float) -> None:
         """Give back what waits in a line, for the DNS, or to be signed."""
-        for job in self._lookups.stop():
+        for job in (*self._lookups.stop(), *self._lookups_of_reports.stop()):
             self._custody.give_back(job, now)
         for line, job in self._signing.take_all():
             line.coming -= 1
@@ -211,7 +213,10 @@ class Workers:
         if self._direct.is_own(job.domain):
             self._wait(self._own_line(), job, now)
             return
-        found = self._direct.sites.known(job.domain, now)
+        direct = self._direct
+        is_report = direct.is_report(job.message.sender)
+        sites = direct.sites_of_reports if is_report else direct.sites
+        found = sites.known(job.domain, now)
         if isinstance(found, Site):
             self._wait_for_site(found, job, now)
         elif found is not None:
@@ -221,11 +226,13 @@ class Workers:
 
     def _look_up(self, job: Job, now: float) -> None:
         """Let a job wait for the DNS about its domain."""
-        late = self._lookups.is_late(job.domain, now)
+        is_report = self._direct.is_report(job.message.sender)
+        lookups = self._lookups_of_reports if is_report else self._lookups
+        late = lookups.is_late(job.domain, now)
         if self.nursery is None:
             self._give_back(job)
         elif self._gatekeeper.lets_look_up(job, now, late=late):
-            self._lookups.put(job, now, self.nursery)
+            lookups.put(job, now, self.nursery)
 
     def _looked_up(
         self, domain: str, jobs: Sequence[Job], found: Site | Unreachable | Exception

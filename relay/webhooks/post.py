@@ -135,10 +135,15 @@ class Poster:
                 failure = error  # nothing was sent; the next address may do
             except httpx.HTTPError as error:
                 raise NotPosted("the connection broke before an answer came") from error
-        tls = isinstance(
-            failure and failure.__cause__ and failure.__cause__.__cause__, ssl.SSLError
-        )
-        raise NotPosted("TLS could not be agreed" if tls else "no connection") from failure
+        why = "TLS could not be agreed" if _is_of_tls(failure) else "no connection"
+        raise NotPosted(why) from failure
+
+
+def _is_of_tls(error: BaseException | None) -> bool:
+    """Whether TLS is what an error comes from, through httpx, httpcore and Trio."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 async def _body(response: httpx.Response, most: int) -> bytes:

@@ -297,6 +297,14 @@ def test_a_filter_that_cannot_be_loaded_is_a_configuration_error():
         names(load(environ={"RELAY_SMTP__FILTER": "no_such_module:Filter"}))
 
 
+def test_reports_of_tls_are_from_an_address():
+    """The sentence names the setting."""
+    settings = load(environ={"RELAY_OUTBOUND__TLS_REPORTS": "nobody"})
+    with pytest.raises(ConfigError, match="RELAY_OUTBOUND__TLS_REPORTS is not an address"):
+        names(settings)
+    assert "reporter" not in names(Settings())
+
+
 def test_a_collector_needs_to_know_where_the_pages_are():
     """Where nobody does, the sentence names the setting; other roles do not mind."""
     with pytest.raises(ConfigError, match="RELAY_HTTP__PUBLIC_URL"):

@@ -22,6 +22,7 @@ from tests.dns.server import DnsServer
 from tests.outbound.mx.pki import Issued, issue, serving
 from tests.outbound.mx.test_direct import Says, World, answers, world
 from tests.outbound.mx.test_sts import count
+from tests.outbound.node import put
 from tests.outbound.sink import Script, well_behaved
 
 Zone = dict[tuple[str, str], list[str]]
@@ -249,6 +250,7 @@ async def delivering(
     domains: Mapping[str, str],
     other: Says | None = None,
     results: TlsResults | None = None,
+    reports_from: str = "",
 ) -> AsyncIterator[tuple[World, Shown, Zone]]:
     """A world in which domains have numbers of sinks as exchangers, all of it signed.
 
@@ -283,6 +285,7 @@ async def delivering(
             "policy": DaneFirst(dane, other),
             "resolver": lambda: resolver,
             "results": results,
+            "reports_from": reports_from,
         }
         async with world(pool, {}, scripts, tls=tls, **settings) as w:
             dane._port = next(iter(w.sinks.values())).port
@@ -365,6 +368,24 @@ async def test_dane_goes_before_mta_sts(pool, tmp_path):
         rows = await w.send("a@against.example", "a@one.example", status="queued")
         assert "it matches no TLSA record; DANE" in rows[0][3]
         assert rows[1][3] == "4.7.5 MTA-STS allows none of the domain's exchangers"
+
+
+async def test_a_report_of_tls_goes_whatever_tls_is_like(pool, tmp_path):
+    """RFC 8460, 3: the mail that tells of it waits for no policy; all other mail does."""
+    domains = {"bad.example": "3", "none.example": "4"}
+    refuses = Says({"none.example": TlsPolicy(Security.REFUSED, why="MTA-STS")})
+    reports_from = "tls-reports@relay.example"
+    async with delivering(pool, tmp_path, domains, refuses, reports_from=reports_from) as world:
+        w, shown, zone = world
+        publish(w, zone, "3", shown.record("2"))
+        addresses = [f"a@{domain}" for domain in domains]
+        await w.send(*addresses, status="queued")
+        reports = await put(pool, *addresses, sender=reports_from)
+        w.outbound.wake()
+        for report in reports:
+            await w.outbound.becomes(report.id, "sent", 1)
+        senders = [one.sender for n in "34" for one in w.sinks[n].received]
+        assert senders == [reports_from] * 2
 
 
 async def test_records_that_fail_hold_up_nobody_else(pool, tmp_path):

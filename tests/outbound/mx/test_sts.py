@@ -17,10 +17,12 @@ from relay.checks.sts import MAX_POLICY, Mode, StsPolicy
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
 from relay.metrics import registry
+from relay.outbound.mx import policy as seam
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable
 from relay.outbound.mx.sts import RETRY, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
+from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from tests.certificates import Authority
 from tests.dns.server import DnsServer
 from tests.outbound.mx.policies import Here, PolicyServer, policy
@@ -55,7 +57,9 @@ class Published:
         if policy_id is not None:
             self.zone["_mta-sts." + domain, "TXT"] = [f'"v=STSv1; id={policy_id};"']
 
-    def node(self, *, private: bool = True, trusts: bool = True) -> StsPolicies:
+    def node(
+        self, *, private: bool = True, trusts: bool = True, results: TlsResults | None = None
+    ) -> StsPolicies:
         """What one relay has in memory of policies."""
         resolver = Resolver([self.names.address], server_timeout=0.5)
         context = web_pki()
@@ -68,7 +72,8 @@ class Published:
             resolve=resolver.getaddrinfo,
         )
         poster.port = self.server.port
-        return StsPolicies(StsStore(self.pool), lambda: resolver, poster.get, lambda: context)
+        store = StsStore(self.pool)
+        return StsPolicies(store, lambda: resolver, poster.get, lambda: context, results)
 
 
 @asynccontextmanager
@@ -182,6 +187,25 @@ async def test_a_policy_whose_server_is_not_the_one_is_none(
         assert await there.node(trusts=trusts).find(D) is None
         assert there.server.connections == 1
         assert there.server.asked == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "trusts", "fault"),
+    [
+        (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", True, "sts-policy-fetch-error"),
+        (b"version: STSv1\nmode: none\n", True, "sts-policy-invalid"),
+        (GOOD, False, "sts-webpki-invalid"),
+    ],
+    ids=["404", "no policy", "an unknown authority"],
+)
+async def test_a_fetch_that_fails_is_counted_for_reports(
+    pool, authority, tmp_path, answer: bytes, trusts: bool, fault: str
+):
+    """By what was wrong (RFC 8460, 4.3.2.2)."""
+    results = TlsResults()
+    async with published(pool, authority, tmp_path, {D: answer}) as there:
+        assert await there.node(trusts=trusts, results=results).find(D) is None
+    assert results.take() == {TlsResult(D, seam.Published("sts"), fault): 1}
 
 
 async def test_a_policy_is_not_fetched_from_this_network_unless_told(pool, authority, tmp_path):
