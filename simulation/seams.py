@@ -51,7 +51,7 @@ _SWEEPS = {
 times as rarely it does so in most worlds.  Every two to ten minutes then."""
 _RESTS = 12
 """So many times as rarely does a sender that has nothing to do look around, in these."""
-_LOOKS_AT_SERVERS = 20
+_LOOKS_AT_SERVERS = 120
 """So many times as rarely does a relay look at the server in use, and at the other, in these."""
 _LOOKS = 10
 """So many times as rarely does a signer look for keys of which nobody told it, in these."""
