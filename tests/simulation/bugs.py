@@ -524,7 +524,7 @@ BUGS = (
         '            self._responder.refuse(b"554 5.3.0 Refused\\r\\n")\n'
         "        elif accepted.stored:",
         "refused, and it is there",
-        seed=None,
+        seed=2,
         faults="partition,stall",
     ),
     Planted(
@@ -631,7 +631,7 @@ BUGS = (
     ),
     Planted(
         "an activation leaves its account as it was",
-        "relay/db/migrations/0004_lifecycle.sql",
+        "relay/db/migrations/0007_deadlines.sql",
         "        SET status = 'active'\n        WHERE id = NEW.account\n"
         "          AND status = 'provisioned';",
         "        SET status = 'provisioned'\n        WHERE id = NEW.account\n"

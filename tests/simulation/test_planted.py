@@ -49,6 +49,22 @@ def test_a_bug_can_be_planted(bug: Planted) -> None:
     assert bug.new != bug.old
 
 
+@pytest.mark.parametrize(
+    "bug",
+    [bug for bug in BUGS if bug.file.endswith(".sql")],
+    ids=lambda bug: bug.name.replace(" ", "-"),
+)
+def test_what_a_bug_in_sql_changes_is_run(bug: Planted) -> None:
+    """No later migration defines the function anew, or the bug would be in none that is there."""
+    path = ROOT / bug.file
+    text = path.read_text()
+    above = text[: text.index(bug.old) + len(bug.old)]
+    names = re.findall(r"^CREATE (?:OR REPLACE )?FUNCTION (\S+?)\(", above, re.MULTILINE)
+    anew = re.compile(rf"^CREATE OR REPLACE FUNCTION {re.escape(names[-1])}\(", re.MULTILINE)
+    later = [each for each in path.parent.glob("*.sql") if each.name > path.name]
+    assert not [each.name for each in later if anew.search(each.read_text())]
+
+
 def test_the_table_of_planted_bugs() -> None:
     """docs/simulation.md says of each with which seed it was found."""
     text = (ROOT / "docs/simulation.md").read_text().partition("## Planted bugs\n")[2]
