@@ -52,7 +52,7 @@ async def test_a_day_that_is_over_is_reported_and_the_claimer_told(pool: Pool):
     results.count(RESULT)
     first = reports(pool, results)
     await first.store()
-    await pool.execute("UPDATE relay.tls_results SET day = day - 1")
+    await pool.execute("UPDATE relay.tls_results SET day = day - 2")
     told: list[DueLane] = []
     async with running(reporter.run, pool=pool, reports=first, told=told.extend) as (_, box):
         await becomes(pool, "SELECT count(*) FROM relay.tls_reports", 1)
