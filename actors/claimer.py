@@ -480,8 +480,9 @@ class _Claimer:
     def _keys_of(self, message: Claimed) -> tuple[str, ...]:
         upstream = message.upstream or self._upstream
         way: tuple[str, ...] = (route_key(upstream),)
-        if upstream == DIRECT and (site := self._traffic.rate_key(message.domain)):
-            way = (*way, site)
+        if upstream != LOOP:
+            direct = upstream == DIRECT
+            way += self._traffic.keys(message.domain, message.sender, direct=direct)
         self._routes[message.lane] = way
         return (*self._shared, domain_key(message.domain), *way)
 

@@ -292,6 +292,7 @@ class _Sender:
             deadlines,
             settings.context,
             private_upstreams=settings.private_upstreams,
+            sources=traffic.sources,
         )
         self._gatekeeper = gatekeeper = Gatekeeper(
             gates,

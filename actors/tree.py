@@ -168,6 +168,7 @@ from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.signer import Signer
+from relay.outbound.sources import parse as parse_sources
 from relay.outbound.tls_reports import TlsReports
 from relay.outbound.traffic import Traffic
 from relay.outbound.workers import ReportField
@@ -539,7 +540,11 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         cap=outbound.domain_connections,
     )
     right_of_way = RightOfWay()
-    traffic = Traffic(lambda: resources.shaping.rules)
+    traffic = Traffic(
+        lambda: resources.shaping.rules,
+        parse_sources(outbound.sources),
+        lambda: utc_now().date(),
+    )
     history = History(pool)
     resolver = cache(partial(_resolver, settings))
     dkim_keys = DkimKeys(pool, resources.keyring.vault)

@@ -14,6 +14,7 @@ Fails: with the `OSError` of the system.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from socket import gethostname
 from typing import Any
@@ -24,18 +25,26 @@ from trio.socket import getaddrinfo
 
 __all__ = [
     "UNIX",
+    "NoSuchSource",
     "accept",
     "getaddrinfo",
     "gethostname",
     "listen",
     "open_tcp_stream",
+    "open_tcp_stream_from",
     "open_udp_socket",
     "own_address",
     "peer_address",
 ]
 
+_BIND_ADDRESS_NO_PORT = 24  # of Linux
+
 UNIX = ("unix", 0)
 """What stands for the address of a peer that came by a Unix socket."""
+
+
+class NoSuchSource(OSError):
+    """An address that was to be connected from is none of this machine's."""
 
 
 def listen(host: str, port: int, *, share: bool = False) -> tuple[socket.socket, ...]:
@@ -83,6 +92,28 @@ def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
         sock.close()
         raise ConnectionAbortedError("the connection failed at once") from error
     return sock, address
+
+
+async def open_tcp_stream_from(source: str, address: str, port: int) -> trio.SocketStream:
+    """Connect to an IP address from one of this machine's, of the same family.
+
+    `NoSuchSource` where it is none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # The port when it is known who is connected to: else there are 28,000 for all together.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+        try:
+            await sock.bind((source, 0))
+        except OSError as error:
+            raise NoSuchSource(error.errno, error.strerror) from error
+        await sock.connect((address, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
 
 
 async def open_udp_socket(host: str, port: int) -> trio.socket.SocketType:

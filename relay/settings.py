@@ -20,6 +20,7 @@ import re
 import tomllib
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -143,6 +144,31 @@ def parse_texts(value: object) -> object:
     return tuple(items)
 
 
+def parse_tables(value: object) -> object:
+    """Read `'[{"name": "bulk"}]'`, or take such a list as it is; ValueError: it is none.
+
+    Dates of TOML become texts.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, list | tuple) or not all(isinstance(one, dict) for one in value):
+        raise ValueError('a list of tables is written as JSON, [{"name": "…"}]')
+    return tuple(map(_as_json, value))
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
+    if isinstance(value, date):
+        return value.isoformat()
+    return value
+
+
 def _check_address(value: str) -> str:
     parse_endpoint(value)
     return value
@@ -157,6 +183,7 @@ def _check_floor(value: object) -> object:
 Size = Annotated[int, BeforeValidator(parse_size)]
 Floor = Annotated[str, BeforeValidator(_check_floor)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(parse_texts)]
+Tables = Annotated[tuple[dict[str, Any], ...], BeforeValidator(parse_tables)]
 Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
 Bind = Annotated[str, AfterValidator(_check_address)]
 OptionalBind = Annotated[str, AfterValidator(lambda value: value and _check_address(value))]
@@ -437,6 +464,7 @@ class Outbound(_Section):
     mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
     tls_reports: str = ""
     shaping: str = ""
+    sources: Tables = ()
 
     @field_validator("bounce_domain")
     @classmethod

@@ -126,6 +126,10 @@ class Network:
         """No datagram arrives anywhere."""
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
+    async def open_tcp_stream_from(self, source: str, address: str, port: int) -> trio.SocketStream:
+        """Connect to whoever listens there; every machine has one address only."""
+        return await self.open_tcp_stream(address, port)
+
     async def open_tcp_stream(self, host: str, port: int, **_: Any) -> trio.SocketStream:
         """Connect to whoever listens there."""
         self._world.check_alive()

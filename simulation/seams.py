@@ -156,15 +156,17 @@ def _chance(world: World) -> dict[str, Any]:
 
 
 def _net(network: Network) -> dict[str, Any]:
-    from relay.net import UNIX
+    from relay.net import UNIX, NoSuchSource
 
     return {
         "UNIX": UNIX,
+        "NoSuchSource": NoSuchSource,
         "accept": network.accept,
         "getaddrinfo": network.getaddrinfo,
         "gethostname": network.gethostname,
         "listen": network.listen,
         "open_tcp_stream": network.open_tcp_stream,
+        "open_tcp_stream_from": network.open_tcp_stream_from,
         "open_udp_socket": network.open_udp_socket,
         "own_address": network.own_address,
         "peer_address": network.peer_address,

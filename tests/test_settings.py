@@ -12,8 +12,10 @@ from relay.errors import ConfigError
 from relay.settings import (
     Settings,
     Smtp,
+    as_chosen,
     as_environment,
     captures,
+    chosen,
     explain,
     ignored,
     known_names,
@@ -102,7 +104,10 @@ def test_the_public_address_is_one_or_several(text, urls):
     assert settings.http.link_base == (urls[0] if urls else "")
 
 
-LISTS = [name for name, value in show(Settings()).items() if isinstance(value, list)]
+TABLES = "outbound.sources"
+LISTS = [
+    name for name, value in show(Settings()).items() if isinstance(value, list) and name != TABLES
+]
 ITEMS = {
     "http.public_url": ("https://a.example", "http://relay:8025"),
     "http.trusted_proxies": ("192.0.2.0/24", "::1"),
@@ -134,6 +139,24 @@ def test_a_list_is_written_with_commas_or_as_json(name: str, tmp_path: Path):
     assert read(items[0] + ",") == items[:1]
     if name != "smtp.domains":
         assert read("") == read("[]") == ()
+
+
+def test_a_list_of_tables_is_json_or_toml(tmp_path: Path):
+    """With the days of TOML as texts; another process has them as they were said."""
+    said = [{"name": "new", "warm_up": {"start": "2026-11-01", "first": 5, "until": 9}}]
+    file = tmp_path / "relay.toml"
+    file.write_text(
+        '[[outbound.sources]]\nname = "new"\n'
+        "warm_up = { start = 2026-11-01, first = 5, until = 9 }\n"
+    )
+    settings = load(config=file, environ={})
+    assert settings == load(environ={"RELAY_OUTBOUND__SOURCES": json.dumps(said)})
+    assert list(settings.outbound.sources) == said
+    assert as_chosen(json.loads(json.dumps(chosen(settings))), settings) == settings
+    assert load(environ={"RELAY_OUTBOUND__SOURCES": ""}).outbound.sources == ()
+    for text in ("new", "{}", "[1]", "[" * 100_000):
+        with pytest.raises(ConfigError, match=r"RELAY_OUTBOUND__SOURCES is .* list of tables"):
+            load(environ={"RELAY_OUTBOUND__SOURCES": text})
 
 
 @pytest.mark.parametrize("text", ["", "5x", "-1", "1 2", "s", "1e3", True, None])

@@ -3,7 +3,8 @@
 Promises
 - A connection is lent to one delivery at a time, newest first; one that is idle for longer than
   `IDLE` seconds is closed.
-- Connections are kept by everything that makes a route: two identities never share one.
+- Connections are kept by everything that makes a route: two identities never share one, and
+  neither do two sources.
 
 What a reply means is not decided here (`relay.smtp.client`), nor who may send when (`gates`).
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ssl
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import trio
@@ -20,6 +22,7 @@ import trio
 from relay.crypto import Vault
 from relay.outbound.claimed import Claimed
 from relay.outbound.senders import DIRECT, LOOP, Upstream
+from relay.outbound.sources import Source, Sources
 from relay.smtp.auth import Credentials
 from relay.smtp.connection import Connection, Deadlines, Route, TlsMode
 
@@ -72,12 +75,15 @@ class Routes:
         context: ssl.SSLContext | None = None,
         *,
         private_upstreams: bool = False,
+        sources: Sources | None = None,
     ) -> None:
         """`upstream`: the relay's own; `local_name`: what servers are greeted with;
 
         `deadlines` of each delivery; `context`: from `client_tls`; `private_upstreams`: whether
-        every sender's upstream may lie inside this network.
+        every sender's upstream may lie inside this network; `sources`: from where mail leaves, and
+        by what name.
         """
+        self._sources = sources or Sources()
         self._upstream = upstream
         self._vault = vault
         self._local_name = local_name
@@ -91,6 +97,10 @@ class Routes:
 
     def key_of(self, message: Claimed) -> Hashable:
         """What tells a message's route from others; None: the relay's own."""
+        source = self._source_of(message)
+        if source is not None:
+            shown = f"{message.upstream or 'default'} via {source.name}"
+            return (message.sender_id, shown, message.username, message.password)
         if message.upstream is None:
             return None
         # The account too: who copies another's sealed password must not get their connection.
@@ -111,7 +121,26 @@ class Routes:
         route = route_of(upstream, self._local_name, public_only=public_only)
         if route is None:
             return None
+        source = self._source_of(message)
+        if source is not None:
+            route = leaving_by(route, source)
         return Connections(route, self._deadlines, self._context)
+
+    def _source_of(self, message: Claimed) -> Source | None:
+        """The source that a message leaves by; None: as all mail does, or not at all."""
+        if (message.upstream or self._upstream.url) == LOOP:
+            return None
+        return self._sources.of(message.sender)
+
+
+def leaving_by(route: Route, source: Source) -> Route:
+    """The same route, from a source."""
+    return replace(
+        route,
+        local_name=source.ehlo or route.local_name,
+        source=source.name,
+        source_addresses=source.addresses,
+    )
 
 
 class Connections:

@@ -1,4 +1,5 @@
-"""What one node knows of receivers: who they are, what they are given, who is slowed and why.
+"""What one node knows of receivers: who they are, what they are given, who is slowed and why; and
+of sources, from where mail leaves.
 
 A receiver is what the traffic rules limit and judge as one, seen from one source: a provider of the
 rules with all its sites, or a site that is no provider's.  The sender, the claimer and the control
@@ -21,12 +22,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable
+from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
 from relay.outbound.gates import GateKey, Standing
 from relay.outbound.mx.sites import Site, SiteKey
 from relay.outbound.shaping import LEAST_FACTOR, STEP, Asks, Counts, Limits, Provider, Rate, Rules
+from relay.outbound.sources import Sources
 from relay.smtp.client import Outcome
 
 MOST_SEEN = 20_000
@@ -99,9 +102,17 @@ def _digest(exchangers: tuple[tuple[int, str], ...]) -> str:
 class Traffic:
     """The receivers of one node."""
 
-    def __init__(self, rules: Callable[[], Rules] = Rules) -> None:
-        """`rules`: gives those that are in force."""
+    def __init__(
+        self,
+        rules: Callable[[], Rules] = Rules,
+        sources: Sources | None = None,
+        today: Callable[[], date] = lambda: date(2000, 1, 1),
+    ) -> None:
+        """`rules`: gives those that are in force; `sources`: from where mail leaves; `today`: the
+        day by which they are warmed up."""
         self._rules = rules
+        self.sources = sources or Sources()
+        self._today = today
         self._counts = Counts()
         self._learned: dict[tuple[Receiver, str], Learned] = {}
         self._seen: OrderedDict[tuple[str, str], tuple[Receiver, float]] = OrderedDict()
@@ -149,12 +160,26 @@ class Traffic:
     @property
     def limits_rates(self) -> bool:
         """Whether the rules have a rate for anybody."""
-        return self.rules.limits_rates
+        return self.rules.limits_rates or self.sources.warms_up
 
     def rate(self, key: str, now: float) -> Rate | None:
-        """What the rules say of a key of a rate."""
+        """What the rules, or a warm-up, say of a key of a rate."""
+        if key.startswith("source:"):
+            source = self.sources.named(key.removeprefix("source:"))
+            warm_up = None if source is None else source.warm_up
+            return None if warm_up is None else warm_up.rate(self._today())
         receiver = self._rated.get(key)
         return None if receiver is None else self.limits(receiver, now).rate
+
+    def keys(self, domain: str, sender: str, *, direct: bool) -> tuple[str, ...]:
+        """The keys of the rates that a mail falls under, as far as its receiver is known."""
+        source = self.sources.of(sender)
+        keys = () if source is None or source.warm_up is None else (source.rate_key,)
+        if direct:
+            site = self.rate_key(domain, "" if source is None else source.name)
+            if site is not None:
+                return (*keys, site)
+        return keys
 
     def rate_key(self, domain: str, source: str = "") -> str | None:
         """The key of the rate that a domain's mail falls under; None: it is not known yet."""

@@ -268,12 +268,13 @@ class Workers:
 
     def _site_line(self, site: Site, job: Job) -> tuple[Line[Job, Way], Receiver]:
         """The line of a site, which leads to its exchangers as they are known now, and to whom."""
-        key = self._traffic.line_key(job.domain, site)
+        source = self._traffic.sources.of(job.message.sender)
+        key = self._traffic.line_key(job.domain, site, source.name if source else "")
         receiver = receiver_of(key)
         assert receiver is not None  # of a site
         line = self._dispatch.lines.get(key)
         if line is None:
-            way = self._direct.connections(site, receiver)
+            way = self._direct.connections(site, receiver, source)
             group = self._direct.shared(receiver).group
             line = self._dispatch.add(key, way, width=FIRST_WIDTH, group=group)
         elif isinstance(line.way, SiteConnections):

@@ -40,7 +40,7 @@ import trio
 from relay.errors import ConfigError, TemporaryFailure
 from relay.ip import is_loopback
 from relay.log import get_logger
-from relay.net import open_tcp_stream, peer_address
+from relay.net import NoSuchSource, open_tcp_stream, peer_address
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, SmtpClient, Step, Verdict
 from relay.smtp.racing import race
@@ -89,6 +89,10 @@ class Route:
     """Whether the host must be one of the public internet: somebody else chose it."""
     addresses: tuple[str, ...] = ()
     """What the host's name was resolved to, and may be connected to; none: it is resolved."""
+    source: str = ""
+    """What the addresses that are connected from are called; empty: the system chooses them."""
+    source_addresses: tuple[str, ...] = ()
+    """Those of ours that are connected from, one of a family."""
     accepts: Accepts | None = None
     """Who looks at the peer's certificate besides the context."""
 
@@ -554,6 +558,10 @@ async def _connect(route: Route, ends: float) -> PlainStream:
         raise OpenFailed(_trouble(Phase.CONNECT, "connecting took too long"), route.peer) from None
     except NotPublic as error:
         raise OpenFailed(_trouble(Phase.CONNECT, str(error)), route.peer) from error
+    except NoSuchSource as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        text = f"the source {route.source} cannot be connected from: {why}"
+        raise OpenFailed(_trouble(Phase.CONNECT, text), route.peer) from error
     except (OSError, ValueError) as error:  # ValueError: what is no host name
         text = f"connecting failed: {_reason(error)}"
         raise OpenFailed(_trouble(Phase.CONNECT, text), route.peer) from error
@@ -577,12 +585,14 @@ def _peer(route: Route, wire: PlainStream) -> Peer:
 
 
 async def _reach(route: Route) -> trio.SocketStream:
+    sources = route.source_addresses
     if route.addresses:
-        return await race(route.addresses, route.port)
-    if not route.public_only:
+        return await race(route.addresses, route.port, sources)
+    if not route.public_only and not sources:
         return await open_tcp_stream(route.host, route.port)
     # Only addresses that were checked; what the name stands for the next moment does not matter.
-    return await race(await addresses_of(route.host, route.port), route.port)
+    found = await addresses_of(route.host, route.port, allow_private=not route.public_only)
+    return await race(found, route.port, sources)
 
 
 def _is_local(sock: socket.socket) -> bool:

@@ -2,7 +2,8 @@
 
 Promises: an address is tried when the one before it has failed, or has not answered for `DELAY`
 seconds; the first connection wins and the others are closed.  No name is resolved here: the
-addresses are those that the caller has checked.
+addresses are those that the caller has checked.  Where it is said from which addresses of ours to
+connect, it is done from these alone: who is of a family that there is none of is not tried.
 
 Fails with the `OSError` of the address that was given up last; there is no deadline but the
 caller's.
@@ -16,23 +17,32 @@ from collections.abc import Sequence
 
 import trio
 
-from relay.net import open_tcp_stream
+from relay.net import NoSuchSource, open_tcp_stream, open_tcp_stream_from
 
 DELAY = 0.25
 """Seconds that an address has to itself (RFC 8305, 5)."""
 
 
-async def race(addresses: Sequence[str], port: int) -> trio.SocketStream:
-    """Return a connection to one of the addresses, tried in this order."""
+async def race(
+    addresses: Sequence[str], port: int, sources: Sequence[str] = ()
+) -> trio.SocketStream:
+    """Return a connection to one of the addresses, tried in this order.
+
+    `sources`: ours to connect from, one of a family; none: whatever the system chooses.
+    """
+    if sources:
+        addresses = [one for one in addresses if _source_for(one, sources) is not None]
+        if not addresses:
+            raise NoSuchSource("no address of a family that the source has")
     if len(addresses) == 1:
-        return await open_tcp_stream(addresses[0], port)
+        return await _connect(addresses[0], port, sources)
     won: list[trio.SocketStream] = []
     failure = OSError("no address")
 
     async def attempt(address: str, over: trio.Event) -> None:
         nonlocal failure
         try:
-            stream = await open_tcp_stream(address, port)
+            stream = await _connect(address, port, sources)
         except OSError as error:
             failure = error
             over.set()
@@ -56,3 +66,14 @@ async def race(addresses: Sequence[str], port: int) -> trio.SocketStream:
     if not won:
         raise failure
     return won[0]
+
+
+def _source_for(address: str, sources: Sequence[str]) -> str | None:
+    return next((one for one in sources if (":" in one) == (":" in address)), None)
+
+
+async def _connect(address: str, port: int, sources: Sequence[str]) -> trio.SocketStream:
+    source = _source_for(address, sources)
+    if source is None:
+        return await open_tcp_stream(address, port)
+    return await open_tcp_stream_from(source, address, port)

@@ -34,7 +34,8 @@ from relay.outbound.mx.exchangers import Exchanger, in_order
 from relay.outbound.mx.policy import UNMET, Published, Security, TlsPolicy
 from relay.outbound.mx.sites import Site
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
-from relay.outbound.routes import MOST_MAILS, Connections
+from relay.outbound.routes import MOST_MAILS, Connections, leaving_by
+from relay.outbound.sources import Source
 from relay.smtp.client import Peer, Phase
 from relay.smtp.connection import (
     Connection,
@@ -125,14 +126,17 @@ class SiteConnections(Connections):
         context: ssl.SSLContext | None = None,
         reporting: Reporting | None = None,
         shared: Shared | None = None,
+        source: Source | None = None,
     ) -> None:
         """`port` of every exchanger; `local_name`: what they are greeted with; `deadlines` of each
         delivery; `context`: from `opportunistic_tls`, None makes one; `reporting`: None for none;
-        `shared` with other sites of the receiver.
+        `shared` with other sites of the receiver; `source`: from where, and by what name.
         """
         self._reporting = reporting
         self._sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
         route = Route(site.exchangers[0].name, port, local_name=local_name)
+        if source is not None:
+            route = leaving_by(route, source)
         super().__init__(route, replace(deadlines, connect=min(deadlines.connect, CONNECT)))
         self.site = site
         """Where the next connection leads: its exchangers' addresses may change."""

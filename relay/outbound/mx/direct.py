@@ -25,6 +25,7 @@ from relay.outbound.mx.policy import Policy
 from relay.outbound.mx.sites import Site, SiteKey, Sites
 from relay.outbound.mx.tls_results import TlsResults
 from relay.outbound.routes import MOST_MAILS
+from relay.outbound.sources import Source
 from relay.smtp.connection import Deadlines, opportunistic_tls
 
 if TYPE_CHECKING:
@@ -87,8 +88,10 @@ class Direct:
         """Whether mail with this reverse-path is a report of TLS."""
         return bool(self._reports_from) and sender.lower() == self._reports_from
 
-    def connections(self, site: Site, receiver: Hashable) -> SiteConnections:
-        """The connections to a site, which is a receiver's; none of them is open yet."""
+    def connections(
+        self, site: Site, receiver: Hashable, source: Source | None = None
+    ) -> SiteConnections:
+        """The connections to a site, which is a receiver's, from a source; none is open yet."""
         return SiteConnections(
             site,
             self._port,
@@ -98,6 +101,7 @@ class Direct:
             self._any_certificate,
             self._reporting,
             self.shared(receiver),
+            source,
         )
 
     def shared(self, receiver: Hashable) -> Shared:
