@@ -29,6 +29,7 @@ BENCHES = (
     "processes",
     "large_slow",
     "stalls",
+    "domains",
     "summary",
     "readable",
     "inbox",

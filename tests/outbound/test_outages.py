@@ -1,0 +1,212 @@
+"""A dead domain among five hundred, in virtual time: what it takes from the others."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+
+from relay.outbound.backoff import LONGEST_PAUSE, retry_delay
+from relay.outbound.dispatch import Dispatch, Line, Place
+from relay.outbound.gatekeeper import Gatekeeper
+from relay.outbound.gates import Gates
+from relay.outbound.jobs import Job
+from relay.outbound.mx.direct import FIRST_WIDTH
+from relay.outbound.mx.sites import SiteKey
+from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.traffic import Traffic
+from relay.smtp.client import Outcome, Phase, Verdict
+from tests.outbound.claims import another
+
+UNIT = 60.0
+PLACES = 32
+DEAD = "dead.example"
+TAKES = 0.05  # s
+
+
+@dataclass
+class Mail:
+    """One that is queued: when, how often it was tried, and when next at the earliest."""
+
+    domain: str
+    queued_at: float
+    turn: int = 0
+    tried_at: list[float] = field(default_factory=list)
+    sent_at: float | None = None
+
+
+class World:
+    """The law of a sender without its connections: gates, lines and back-off on a made-up clock."""
+
+    def __init__(self, death: tuple[float, Outcome] | None, until: float = 1e9) -> None:
+        """`death`: after how long a delivery to the dead domain ends, and how; `until` then."""
+        self.death, self.until = death, until
+        self.now = 0.0
+        rng = random.Random(1)
+        self.rng = random.Random(2)
+        self.gates = Gates(PLACES, UNIT, rng)
+        self.dispatch: Dispatch[Job, Any] = Dispatch(PLACES, PLACES, RightOfWay(), self._bound)
+        self.gatekeeper = Gatekeeper(self.gates, self.dispatch, self._give_back, Traffic())
+        self.mails: list[Mail] = []
+        self._events: list[tuple[float, int, Any]] = []
+        self._numbers = count()
+        self._of: dict[int, Mail] = {}
+        self.most = Counter[str]()
+
+    def _bound(self, key: Any, now: float) -> int:
+        gate = self.gates.bound(key, now)
+        most = PLACES // 4
+        return most if gate is None else min(most, gate)
+
+    def _give_back(self, job: Job, now: float, delay: float) -> None:
+        job.leave_gates()
+        self._at(now + delay, self._of.pop(job.key))
+
+    def _at(self, at: float, what: Any) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), what))
+
+    def queue(self, domain: str, at: float) -> None:
+        """A mail is queued."""
+        mail = Mail(domain, at)
+        self.mails.append(mail)
+        self._at(at, mail)
+
+    def run(self, until: float = 1e9) -> None:
+        """Until nothing is left to happen."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._events)
+            if isinstance(what, Mail):
+                self._due(what)
+            else:
+                self._end(*what)
+            self.dispatch.widen(self.now)
+            for place, job in self.dispatch.start(self.now):
+                self._begin(place, job)
+            self.gates.forget(self.now)
+            for line in [key for key, one in self.dispatch.lines.items() if not one.workers]:
+                self.dispatch.forget(line)
+            self._look("gates", len(self.gates))
+            self._look("lines", len(self.dispatch.lines))
+            self._look("workers", self.dispatch.workers)
+
+    def _look(self, what: str, size: int) -> None:
+        self.most[what] = max(self.most[what], size)
+
+    def _due(self, mail: Mail) -> None:
+        job = Job(another(domain=mail.domain), self.now + 300.0, self.now)
+        if self.gates.allowance(job.message.lane, self.now) == 0:
+            opening = self.gates.next_opening(self.now)
+            self._at(self.now + 1.0 if opening is None else opening + 1e-3, mail)
+            return
+        key = SiteKey("mx", f"mx:{mail.domain}", ((0, mail.domain),), ())
+        line = self.dispatch.lines.get(key)
+        if line is None:
+            line = self.dispatch.add(key, None, width=FIRST_WIDTH)
+        self._of[job.key] = mail
+        if self.gatekeeper.lets(line, job, self.now):
+            self.dispatch.put(line, job)
+
+    def _begin(self, place: Place[Job, Any], job: Job) -> None:
+        takes, outcome = TAKES, Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, "", False, True)
+        if job.domain == DEAD and self.death is not None and self.now < self.until:
+            takes, outcome = self.death
+        self._of[job.key].tried_at.append(self.now)
+        self._at(self.now + takes, (place, place.line, job, outcome, self.now))
+
+    def _end(
+        self,
+        place: Place[Job, Any],
+        line: Line[Job, Any],
+        job: Job,
+        outcome: Outcome,
+        began_at: float,
+    ) -> None:
+        mail = self._of.pop(job.key)
+        self.gatekeeper.learn(line, job, outcome, began_at, self.now)
+        job.leave_gates()
+        self.dispatch.leave(place)
+        if outcome.verdict is Verdict.DELIVERED:
+            mail.sent_at = self.now
+        else:
+            mail.turn += 1
+            self._at(self.now + retry_delay(mail.turn, UNIT, self.rng), mail)
+
+
+def fails(phase: Phase, verdict: Verdict = Verdict.DEFERRED) -> Outcome:
+    """An end without an answer."""
+    return Outcome(verdict, phase, None, None, "", True, False)
+
+
+def latencies(world: World) -> list[float]:
+    """How long the mails to the living took, sorted."""
+    found = []
+    for mail in world.mails:
+        if mail.domain != DEAD:
+            assert mail.sent_at is not None
+            found.append(mail.sent_at - mail.queued_at)
+    return sorted(found)
+
+
+def five_hundred(death: tuple[float, Outcome] | None) -> World:
+    """A minute of mail to 499 domains, a hundred a second, and to one that is dead or not there."""
+    world = World(death)
+    for number in range(6000):
+        world.queue(f"d{number % 499}.example", number / 100)
+    if death is not None:
+        for number in range(200):
+            world.queue(DEAD, number / 100)
+    world.run(90.0)
+    return world
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        (60.0, fails(Phase.CONNECT)),
+        (120.0, fails(Phase.DOT, Verdict.UNKNOWN)),
+        (30.0, fails(Phase.RCPT)),
+        (0.0001, fails(Phase.CONNECT)),
+    ],
+    ids=["says nothing", "hangs at the dot", "hangs at RCPT", "refuses"],
+)
+def test_a_dead_domain_takes_nothing_from_499_others(death: tuple[float, Outcome]):
+    """To the last one each is delivered as fast as without it."""
+    alone, beside = latencies(five_hundred(None)), five_hundred(death)
+    assert latencies(beside) == pytest.approx(alone, abs=1e-9)
+    assert len(alone) == 6000
+    tries = sum(len(mail.tried_at) for mail in beside.mails if mail.domain == DEAD)
+    assert 0 < tries <= 2 * PLACES // 4
+
+
+@pytest.mark.parametrize("takes", [0.0001, 60.0], ids=["refuses", "says nothing"])
+def test_an_outage_of_a_day_is_waited_out_by_the_schedule(takes: float):
+    """Nobody else waits, nothing is tried more often than it should be, and nothing piles up."""
+    day = 86_400.0
+    world = World((takes, fails(Phase.CONNECT)), until=day)
+    for number in range(300):
+        world.queue(DEAD, number * 30.0)
+    for number in range(24 * 60):
+        world.queue(f"d{number % 499}.example", number * 60.0)
+    world.run(day - 1)
+    assert latencies(world) == pytest.approx([TAKES] * (24 * 60), abs=1e-9)
+    waiting = [mail for mail in world.mails if mail.domain == DEAD]
+    assert not any(mail.sent_at for mail in waiting)
+    for mail in waiting:
+        for turn, (before, after) in enumerate(
+            zip(mail.tried_at, mail.tried_at[1:], strict=False), 1
+        ):
+            assert after - before >= 0.8 * turn**2 * UNIT
+    # It is asked whether it is back, and not more than that: one or two at once, pause after pause.
+    tries = sorted(at for mail in waiting for at in mail.tried_at)
+    assert day / (LONGEST_PAUSE * UNIT * 1.3 + takes) / 2 < len(tries) < 500
+    assert world.most["gates"] <= 2
+    assert world.most["lines"] <= 3
+    # Back again, it gets all of it within what a last pause and the longest wait take.
+    world.run()
+    assert all(mail.sent_at for mail in waiting)
+    assert max(mail.sent_at or 0.0 for mail in waiting) < 2 * day
