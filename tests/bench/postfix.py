@@ -60,6 +60,7 @@ smtpd_recipient_restrictions = permit_mynetworks, reject
 smtpd_client_connection_count_limit = 0
 default_process_limit = 100
 maillog_file =
+smtpd_milters = {milter}
 """
 
 _MASTER = """
@@ -110,11 +111,11 @@ def available() -> bool:
 class Postfix:
     """A Postfix that listens on `port` until closed."""
 
-    def __init__(self, deliver_to: int | str | None = None) -> None:
+    def __init__(self, deliver_to: int | str | None = None, milter: str = "") -> None:
         """Start it, in a directory that its own account may enter.
 
         `deliver_to`: a port that takes all its mail once it is released, or the path of a Unix
-        socket that takes it by LMTP; None: it is discarded.
+        socket that takes it by LMTP; None: it is discarded.  `milter`: where one is, if any.
         """
         self._home = home = Path(tempfile.mkdtemp(prefix="relay-bench-"))
         home.chmod(0o755)
@@ -141,6 +142,7 @@ class Postfix:
                 group="uucp",
                 transport=_transport(deliver_to),
                 deliveries=DELIVERIES,
+                milter=milter,
             )
         )
         self._services = config / "master.cf"
@@ -183,6 +185,11 @@ class Postfix:
         """How many messages are in its queue."""
         queue = self._home / "queue"
         return sum(len(os.listdir(queue / name)) for name in ("incoming", "active", "deferred"))
+
+    def holds(self, text: bytes) -> bool:
+        """Whether a text is in each message of its queue."""
+        incoming = self._home / "queue/incoming"
+        return all(text in (incoming / name).read_bytes() for name in os.listdir(incoming))
 
     def close(self) -> None:
         """End it and its children."""
