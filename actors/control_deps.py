@@ -55,6 +55,7 @@ from relay.outbound.sending import Enqueuer, WakeOutbound
 from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.traffic import Traffic
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
 from relay.settings import Settings, captures, explain
@@ -89,6 +90,7 @@ def control_deps(
     links: Links | None = None,
     upstream: str = LOOP,
     notified: Notified | None = None,
+    unsubscribing: Unsubscribing | None = None,
     posting: Callable[[], ssl.SSLContext] = ssl.create_default_context,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
@@ -100,10 +102,12 @@ def control_deps(
     many may be open; `history`: what the recorder writes down; `traffic`: the receivers of direct
     delivery; `resolver`: gives what asks the DNS, `links` the web about links of messages;
     `upstream`: the relay's own, without credentials; `notified`: takes what upstreams report of
-    mail; `posting`: whom HTTPS trusts.
+    mail; `unsubscribing`: the links of bulk mail, None: none is made, and all are read; `posting`:
+    whom HTTPS trusts.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
+    unsubscribing = unsubscribing or Unsubscribing("", lambda: keyring.signing)
     senders = Senders(pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams)
     judge = Judge(resolver, receiver=store.domains[0])
 
@@ -137,9 +141,12 @@ def control_deps(
             admin_token_hash=resources.admin_token_hash,
             draining=serving.draining,
             enqueue=Enqueuer(pool, right_of_way).enqueue,
-            queue_admin=QueueAdmin(pool, receivers_of=traffic.receivers_of),
+            queue_admin=QueueAdmin(
+                pool, receivers_of=traffic.receivers_of, unsubscribing=unsubscribing
+            ),
             senders=senders,
             suppressions=Suppressions(pool),
+            unsubscribing=unsubscribing,
             dkim_keys=dkim_keys,
             signer=signer,
             domain_checks=DomainChecks(

@@ -82,6 +82,7 @@ from relay.outbound.shaping_keeper import ShapingKeeper
 from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.signer import Signer
 from relay.outbound.traffic import Traffic
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.outbound.workers import ReportField, Way, Workers
 from relay.returns.paths import ReturnPaths
 from relay.smtp.connection import Deadlines
@@ -165,6 +166,7 @@ async def run(
     hub: Hub | None = None,
     return_paths: ReturnPaths | None = None,
     traffic: Traffic | None = None,
+    unsubscribing: Unsubscribing | None = None,
 ) -> None:
     """Deliver until drained.
 
@@ -172,7 +174,7 @@ async def run(
     `right_of_way`: that of high mail, which whoever queues it asks for; without `space` on the disk
     the loop, which stores mail here, waits; `capture`: what the loop keeps besides; `signer`: signs
     what goes, None nothing; `hub`: where it hears of other keys; `return_paths`: of what leaves;
-    `traffic`: what receivers are given.
+    `traffic`: what receivers are given; `unsubscribing`: the links of bulk mail.
     """
 
     async def store(reverse_path: str, message_id: UUID, address: str, raw: bytes) -> Accepted:
@@ -200,6 +202,7 @@ async def run(
         return_paths,
         traffic or Traffic(),
         ShapingStore(pool),
+        unsubscribing,
     )
     hub = hub or Hub()
     async with trio.open_nursery() as recording:
@@ -240,6 +243,7 @@ class _Sender:
         return_paths: ReturnPaths | None,
         traffic: Traffic,
         shaping: ShapingStore,
+        unsubscribing: Unsubscribing | None,
     ) -> None:
         self._ctx = ctx
         self._shaping = ShapingKeeper(shaping, traffic)
@@ -316,6 +320,7 @@ class _Sender:
             traffic=traffic,
             return_paths=return_paths,
             report_field=settings.report_field,
+            unsubscribing=unsubscribing,
         )
 
     # From the claimer -----------------------------------------------------------------------------

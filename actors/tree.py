@@ -171,6 +171,7 @@ from relay.outbound.signer import Signer
 from relay.outbound.sources import parse as parse_sources
 from relay.outbound.tls_reports import TlsReports
 from relay.outbound.traffic import Traffic
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.outbound.workers import ReportField
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
@@ -551,6 +552,10 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     signer = Signer(dkim_keys, resources.keyring.vault)
     return_paths = _return_paths(settings, resources)
     tokens = Tokens(lambda: derived(resources.keyring.signing))
+    unsubscribing = Unsubscribing(
+        settings.http.link_base if outbound.unsubscribe else "",
+        lambda: resources.keyring.signing,
+    )
     # The oldest key: correlations outlast a rotation for as long as it is kept.
     redact_key = hmac.digest(resources.keyring.signing[-1], b"relay redact", "sha256")
     returned = Returned(pool, redact_key)
@@ -663,6 +668,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             hub=resources.hub,
             return_paths=return_paths,
             traffic=traffic,
+            unsubscribing=unsubscribing,
         ),
         claimer=partial(
             claimer.run,
@@ -857,6 +863,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
                 notified=Notified(returned, tokens, return_paths),
+                unsubscribing=unsubscribing,
                 posting=posting,
             ),
             connections=connections["http"],

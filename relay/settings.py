@@ -253,6 +253,11 @@ class Http(_Section):
         return self.public_url[0] if self.public_url else ""
 
 
+_LINKED = re.compile(
+    r"(?=.{1,400}\Z)(?i:https)://[A-Za-z0-9_.:\[\]-]+(?:/[A-Za-z0-9_.~%!$&'*+=:/-]*)?"
+)
+"""A public address that may stand in the header of mail, where a line has 998 bytes."""
+
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 
 
@@ -459,6 +464,7 @@ class Outbound(_Section):
     release_to: Texts = ()
     bounce_domain: str = ""
     report_field: str = ""
+    unsubscribe: bool = False
     ca_file: str = ""
     private_mx: bool = False
     mx_port: Annotated[int, Field(ge=1, le=65_535)] = 25
@@ -720,6 +726,13 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         raise ConfigError(
             "RELAY_INGEST__S3_BUCKETS are read with RELAY_INGEST__S3_ACCESS_KEY and "
             "RELAY_INGEST__S3_SECRET_KEY: set both."
+        )
+    if settings.outbound.unsubscribe and not _LINKED.fullmatch(settings.http.link_base):
+        raise ConfigError(
+            "RELAY_OUTBOUND__UNSUBSCRIBE puts links into mail that receivers' servers call: with "
+            "it, RELAY_HTTP__PUBLIC_URL (the first, if there are several) must be an https "
+            "address, for example https://relay.example, in at most 400 characters of ASCII and "
+            "without a password or a query."
         )
     if settings.collector.monthly_budget and settings.collector.price_per_thousand:
         letters = settings.collector.monthly_budget / settings.collector.price_per_thousand * 1000

@@ -343,6 +343,37 @@ def test_each_setting_is_explained_and_says_where_it_comes_from(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        *("https://relay.example", "https://relay.example:8443/below/", "HTTPS://[2001:db8::1]"),
+        '["https://relay.example", "http://relay.lan"]',
+        f"https://relay.example/{'x' * 378}",
+    ],
+)
+def test_links_to_unsubscribe_by_lead_to_an_https_address(url: str):
+    """The first of the public ones."""
+    settings = load(environ={"RELAY_OUTBOUND__UNSUBSCRIBE": "true", "RELAY_HTTP__PUBLIC_URL": url})
+    assert settings.outbound.unsubscribe
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "http://relay.example", "https://ä.example", "https://u:p@relay.example"),
+        *("https://relay.example/?a=b", "https://relay.example/#a", "https://relay.example/<"),
+        *("https://relay.example/a b", "https://relay.example/>"),
+        '["http://relay.lan", "https://relay.example"]',
+        f"https://relay.example/{'x' * 379}",
+    ],
+)
+def test_without_one_a_relay_with_such_links_does_not_start(url: str):
+    """One sentence says what to set; without such links any address will do."""
+    with pytest.raises(ConfigError, match=r"UNSUBSCRIBE .* RELAY_HTTP__PUBLIC_URL .*https"):
+        load(environ={"RELAY_OUTBOUND__UNSUBSCRIBE": "true", "RELAY_HTTP__PUBLIC_URL": url})
+    load(environ={"RELAY_HTTP__PUBLIC_URL": url})
+
+
+@pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
         ("S3_BUCKETS", '["Not A Bucket"]', "not a bucket"),

@@ -34,6 +34,7 @@ entries.lists(
     "List the suppressed addresses.",
     {
         "address": entries.cell("address"),
+        "cause": entries.cell("cause"),
         "reason": entries.cell("reason"),
         "since": entries.moment("created_at"),
     },

@@ -33,11 +33,12 @@ class AllowedHosts:
         tls: bool,
         *,
         any_host: bool = False,
+        any_origin: bool = False,
     ) -> None:
         """Raise the 403 of a foreign `Host` or `Origin`.
 
         `server` is the address that the connection arrived at, which may be named too; `any_host`
-        lets every Host pass, and no Origin more than otherwise.
+        lets every Host pass, and no Origin more than otherwise; `any_origin` every Origin.
         """
         name, port = _split(host)
         if not any_host and (name is None or not self._names_us(name, server)):
@@ -48,7 +49,7 @@ class AllowedHosts:
                 "addresses it is reached, one or a JSON list of them; localhost and the address "
                 "of the port need not be said.",
             )
-        if origin is None:
+        if origin is None or any_origin:
             return
         try:
             parts = urlsplit(origin)

@@ -16,7 +16,7 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter
@@ -85,6 +85,7 @@ from relay.http.resources import (
     supervision,
     suppressions,
     tokens,
+    unsubscribe_pages,
     webhooks,
 )
 from relay.http.routing import Api, Route
@@ -128,6 +129,7 @@ RESOURCES = (
     collector,
     tokens,
     lifecycle_pages,
+    unsubscribe_pages,
     devices,
     supervision,
     chaos,
@@ -179,8 +181,7 @@ def create_app(deps: Deps) -> QuartTrio:
     uploads, rates = Uploads(deps.limits), RateLimits()
     for route in api.routes:
         _mount(app, deps, uploads, rates, route)
-    anywhere = {_endpoint(route) for route in api.routes if route.operation.any_host}
-    _guard(app, AllowedHosts(deps.urls), anywhere)
+    _guard(app, AllowedHosts(deps.urls), {_endpoint(one): one.operation for one in api.routes})
     app.register_error_handler(Exception, _answer_error)
     app.after_request(_finish)
     return app
@@ -243,27 +244,28 @@ def _endpoint(route: Route) -> str:
     return f"{route.method} {route.rule}"
 
 
-def _guard(app: QuartTrio, hosts: AllowedHosts, anywhere: Collection[str]) -> None:
-    """Check Host and Origin before each call; those in `anywhere` are asked under any Host."""
+def _guard(app: QuartTrio, hosts: AllowedHosts, operations: Mapping[str, Operation]) -> None:
+    """Check Host and Origin before each call, but for what its operation lets pass."""
 
     async def check_http() -> None:
-        _check(hosts, request, any_host=request.endpoint in anywhere)
+        _check(hosts, request, operations.get(request.endpoint or ""))
 
     async def check_websocket() -> None:
-        _check(hosts, websocket, any_host=False)
+        _check(hosts, websocket, None)
 
     app.before_request(check_http)
     app.before_websocket(check_websocket)
 
 
-def _check(hosts: AllowedHosts, connection: Any, *, any_host: bool) -> None:
+def _check(hosts: AllowedHosts, connection: Any, operation: Operation | None) -> None:
     server = connection.scope.get("server")
     hosts.check(
         connection.headers.get("Host"),
         connection.headers.get("Origin"),
         server[0] if server else None,
         connection.scheme in {"https", "wss"},
-        any_host=any_host,
+        any_host=operation is not None and operation.any_host,
+        any_origin=operation is not None and operation.any_origin,
     )
 
 

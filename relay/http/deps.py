@@ -53,6 +53,7 @@ from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueue, WakeOutbound
 from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.ports.proxy import Network
 from relay.settings import Explained
 from relay.smtp.chaos import Chaos
@@ -255,6 +256,7 @@ class Deps:
     queue_admin: QueueAdmin
     senders: Senders
     suppressions: Suppressions
+    unsubscribing: Unsubscribing
     dkim_keys: DkimKeys
     signer: Signer
     domain_checks: DomainChecks

@@ -137,10 +137,12 @@ REQUESTS: Mapping[str, Any] = {
 RAW: Mapping[str, str] = {
     "application/octet-stream": "what only the device can read",
     "application/x-www-form-urlencoded": f"token={_TOKEN}",
+    "unsubscribe": "List-Unsubscribe=One-Click",
     "application/json": '{"Type": "Notification", '
     '"MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324"}',
 }
-"""A body that its call reads by itself, by its media type."""
+"""A body that its call reads by itself, by its media type or, where that has several,
+by the name of its call."""
 
 TEXTS: Mapping[str, str] = {
     "text/event-stream": f'event: new_message\nid: {_MESSAGE}\ndata: {{"id":"{_MESSAGE}"}}\n\n',

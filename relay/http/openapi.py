@@ -235,7 +235,7 @@ def _operation(route: Route, path: str, schemas: dict[str, Any]) -> dict[str, An
         }
     elif operation.raw_body is not None:
         is_json = operation.raw_body == "application/json"
-        said = RAW[operation.raw_body]
+        said = RAW.get(operation.name) or RAW[operation.raw_body]
         described["requestBody"] = {
             # No bytes at all are bytes, too.
             "required": operation.raw_body != OCTETS,
@@ -276,7 +276,7 @@ def _request(route: Route, url: str, schemas: dict[str, Any]) -> Request:
         url,
         operation.access is not Access.OPEN,
         None if body is None else example(_schema(body, schemas), schemas),
-        None if raw is None else RAW[raw],
+        None if raw is None else RAW.get(operation.name) or RAW[raw],
         raw,
         kind,
         any(answer.status == 204 for answer in good),

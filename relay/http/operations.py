@@ -133,6 +133,7 @@ class Operation:
     websocket: bool = False
     token_in_query: bool = False  # ?token= is a credential: browsers' streams have no headers
     any_host: bool = False  # whether probes that know no name of ours may ask, by any Host
+    any_origin: bool = False  # whether others' pages may post it: its URL is all that it takes
     ticket: float = 0.0  # s that a ticket of the page opens it, in the URL; 0: none does
     limited: bool = True  # whether callers without a key are charged by their address
     purges: bool = False  # with MAILBOX and ?purge=true: also one that was deleted before

@@ -10,6 +10,7 @@ Promises
   with five million finished messages behind it.
 - A refusal rests on a state that is durable, as a change does.
 - What was sent can be looked at as it went out: it is composed anew, by what composes deliveries.
+  Of bulk mail, the link to unsubscribe by is one of now.
 
 Crash safety: what a kill leaves of a change by hand (one of many messages is several statements,
 each of which changes some of them, whole or not at all)
@@ -46,6 +47,7 @@ from relay.outbound.lanes import PRIORITIES
 from relay.outbound.render import mail_of
 from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.smtp.client import Mail
 from relay.times import rfc3339
 
@@ -196,9 +198,13 @@ class QueueAdmin:
         pool: Pool,
         sifted: int = SIFTED,
         receivers_of: Callable[[str], Collection[str]] = lambda _domain: (),
+        *,
+        unsubscribing: Unsubscribing | None = None,
     ) -> None:
         """`sifted`: how many messages a page looks at for what has no index; `receivers_of`: the
-        names of those to whom a domain's mail is known to go."""
+        names of those to whom a domain's mail is known to go; `unsubscribing`: the links of
+        bulk mail, None: it has none."""
+        self._unsubscribing = unsubscribing
         self._pool = pool
         self._shaping = ShapingStore(pool)
         self._receivers_of = receivers_of
@@ -657,7 +663,11 @@ class QueueAdmin:
         said = dict.fromkeys(Claimed._fields) | dict(zip(_SAID, row, strict=True))
         claimed = Claimed(**said | {"has_body": True})  # type: ignore[arg-type]  # by name
         # In a thread, as a large one takes as long as a thousand ordinary ones.
-        return await trio.to_thread.run_sync(mail_of, claimed)
+        return await trio.to_thread.run_sync(self._written, claimed)
+
+    def _written(self, message: Claimed) -> Mail:
+        mail = mail_of(message)
+        return mail if self._unsubscribing is None else self._unsubscribing.mail(mail, message)
 
     async def events(
         self, message_id: UUID, owner: UUID | None = None

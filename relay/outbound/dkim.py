@@ -5,8 +5,8 @@
 Promises
 - A message is signed with every key of its author's domain, that of From: each makes a field of its
   own, relaxed/relaxed, over the whole body (no l=).
-- From is signed once more than it is there, and so are the other fields that readers show: whoever
-  adds one breaks the signature.
+- From is signed once more than it is there, and so are the other fields that readers show, and
+  those by which they unsubscribe: whoever adds one breaks the signature.
 - The same message and the same keys give the same bytes: nothing tells the time (no t=, no x=).
 - Only a message that all programs read alike is signed: one From with one address, every line of
   the header a field.  What is signed is not changed.
@@ -56,10 +56,13 @@ _OVERSIGNED = (
     "content-type",
 )
 """Fields that readers show or that decide what they show: none may be added."""
+_OVERSIGNED_IF_THERE = ("list-unsubscribe", "list-unsubscribe-post")
+"""Fields of which none may be added beside one, for a button would obey it.  Where there is none, a
+list that the mail goes through may add its own."""
 _SIGNED = (
     *("mime-version", "content-transfer-encoding", "sender", "in-reply-to", "references"),
-    *("list-id", "list-help", "list-subscribe", "list-unsubscribe", "list-unsubscribe-post"),
-    *("list-owner", "list-post", "list-archive", "feedback-id", "auto-submitted"),
+    *("list-id", "list-help", "list-subscribe", "list-owner", "list-post", "list-archive"),
+    *("feedback-id", "auto-submitted"),
 )
 """Fields that are signed as often as they are there."""
 _FOLD_AT = 76
@@ -166,6 +169,9 @@ def _names(fields: Sequence[Field]) -> tuple[str, ...]:
     names: list[str] = []
     for name in _OVERSIGNED:
         names += [name] * (there.get(name.encode(), 0) + 1)
+    for name in _OVERSIGNED_IF_THERE:
+        if count := there.get(name.encode(), 0):
+            names += [name] * (count + 1)
     for name in _SIGNED:
         names += [name] * there.get(name.encode(), 0)
     return tuple(names)

@@ -6,7 +6,8 @@ Promises
 - The same idempotency key of the same owner gives the same ids for 24 hours, also to two callers at
   once (the second waits for the first), and is refused for another body.
 - A call with ids of its own may be repeated after a lost answer: what is stored stays as it is.
-- A recipient on the suppression list refuses the whole call.
+- A recipient on the suppression list refuses the whole call; one who unsubscribed from the owner's
+  bulk mail refuses a call of bulk.
 
 Crash safety: what a kill leaves
 
@@ -61,6 +62,7 @@ HIGH = "high"
 KEY_LIFETIME = 24 * 3600.0
 """Seconds for which an idempotency key is remembered."""
 
+_BULK = PRIORITIES.index("bulk")
 _MAX_KEY = 255  # bytes
 # What a call may take on top of the pool's own deadline: a slow network, and a busy server.
 _BYTES_A_SECOND, _LETTERS_A_SECOND = 256 * 1024, 100
@@ -130,9 +132,11 @@ def _statement(*, submitted: bool) -> str:
     return f"""
     WITH refused AS MATERIALIZED (
         SELECT DISTINCT s.address
-        FROM unnest(%(m_address)s::text[], %(m_owner)b::uuid[]) AS m (address, owner)
+        FROM unnest(%(m_address)s::text[], %(m_owner)b::uuid[], %(m_priority)s::smallint[])
+             AS m (address, owner, priority)
         JOIN relay.suppressions s
           ON s.address = m.address AND s.owner IN ('{ADMINISTRATOR_ID}', m.owner)
+         AND (s.cause <> 'unsubscribed' OR s.owner = m.owner AND m.priority = {_BULK})
     ), key AS (
         INSERT INTO relay.outbound_keys AS k (owner, key, body_hash, ids)
         SELECT %(key_owner)s, %(key)s::text, %(key_hash)s::bytea, %(m_id)b::uuid[]

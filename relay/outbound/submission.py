@@ -206,8 +206,8 @@ class Submission:
             return _NOT_FROM
         except MalformedMessage as error:
             return f"554 5.6.0 {str(error)[:1].upper()}{str(error)[1:]}"
-        except Suppressed:
-            return _SUPPRESSED
+        except Suppressed as error:
+            return _suppressed(len(error.addresses))
         except KeyConflict:
             return "554 5.7.0 X-Relay-Idempotency-Key was used for another message within 24 hours"
         except PermanentFailure:
@@ -220,6 +220,16 @@ class Submission:
         except (ReservedSender, ForeignSender):
             return _NOT_FROM
         return None
+
+
+def _suppressed(count: int) -> str:
+    """The refusal of a message for so many of its recipients, who at RCPT were none.
+
+    That it is bulk mail, from which they have unsubscribed, only its header says.  No address is
+    repeated: whoever gets the answer may log it.
+    """
+    who = "A recipient is" if count == 1 else f"{count} recipients are"
+    return f"550 5.7.1 {who} on the suppression list for such mail, so nothing was queued"
 
 
 def _prepared(

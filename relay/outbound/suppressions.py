@@ -5,6 +5,10 @@ Promises
 - What the administrator suppresses (the nil owner) gets mail from nobody; what the holder of a key
   suppresses gets none from that key.  Everybody sees and removes their own entries only.
 - An entry refuses new mail at once, and cancels what is queued when its turn comes.
+- An address that unsubscribed gets no bulk mail of that owner's, and all other mail.  That holds
+  whatever else puts the address here, until it is taken back by itself.
+- Who unsubscribes is told so after COMMIT.  Webhooks are told by the same commit, once, however
+  often it is asked for and by whichever of the owner's messages.
 
 Fails with `MalformedMessage` for what is no address and `DatabaseUnavailable` from the pool.
 """
@@ -19,9 +23,41 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.outbound.message import check_text, plain_address
+from relay.outbound.unsubscribing import Link
 
 MAX_REASON = 500
 """Characters of a reason."""
+
+_REASON = "unsubscribed from bulk mail"
+
+
+# The address as the queue spells it, where the message is there still: that is what is compared.
+_UNSUBSCRIBE = """
+    WITH put AS (
+        INSERT INTO relay.suppressions AS s (address, owner, cause, reason, unsubscribed_by)
+        SELECT COALESCE((SELECT l.address
+                         FROM relay.outbound_letters l
+                         WHERE l.id = %(message)s
+                           AND l.owner = %(owner)s), %(address)s),
+               %(owner)s, 'unsubscribed', %(reason)s, %(message)s
+        ON CONFLICT (address, owner) DO UPDATE
+        SET unsubscribed_at = excluded.unsubscribed_at, unsubscribed_by = excluded.unsubscribed_by
+        WHERE s.unsubscribed_at IS NULL
+        RETURNING s.owner
+    ), told AS (
+        INSERT INTO relay.webhook_events (kind, subject_id, signer, url, detail)
+        SELECT 'message.unsubscribed', %(message)s, w.owner, w.url,
+               jsonb_build_object('attempts', (SELECT m.attempts
+                                               FROM relay.outbound_messages m
+                                               WHERE m.id = %(message)s),
+                                  'code', NULL, 'error', NULL)
+        FROM put p
+        JOIN relay.webhooks w ON w.owner = p.owner AND 'message.unsubscribed' = ANY (w.events)
+        RETURNING id
+    )
+    SELECT EXISTS (SELECT FROM put),
+           (SELECT count(pg_notify('relay_webhooks', '')) FROM told LIMIT 1)
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +67,7 @@ class Suppression:
     address: str
     reason: str
     cause: str
-    """What put it there: manual, bounced, complained or unsubscribed."""
+    """What put it there: manual, bounced, complained or (of bulk mail alone) unsubscribed."""
     created_at: datetime
 
 
@@ -73,15 +109,51 @@ class Suppressions:
         return [Suppression(*row) for row in rows]
 
     async def remove(self, owner: UUID, address: str) -> bool:
-        """Remove an entry of the owner's; False if there was none."""
-        removed = await self._pool.execute_durable(
-            "DELETE FROM relay.suppressions WHERE address = %s AND owner = %s",
-            (plain_address(address), owner),
+        """Remove an entry of the owner's; False if there was none.
+
+        One that had unsubscribed before it bounced (or whatever it is there for) stays
+        unsubscribed; to remove it again takes that back, too.
+        """
+        rows = await self._pool.fetch_durable(
+            """
+            WITH kept AS (
+                UPDATE relay.suppressions
+                SET cause = 'unsubscribed', reason = %(reason)s
+                WHERE address = %(address)s
+                  AND owner = %(owner)s
+                  AND cause <> 'unsubscribed'
+                  AND unsubscribed_at IS NOT NULL
+                RETURNING 1
+            ), gone AS (
+                DELETE FROM relay.suppressions
+                WHERE address = %(address)s
+                  AND owner = %(owner)s
+                  AND (cause = 'unsubscribed' OR unsubscribed_at IS NULL)
+                RETURNING 1
+            )
+            SELECT FROM kept
+            UNION ALL
+            SELECT FROM gone
+            """,
+            {"address": plain_address(address), "owner": owner, "reason": _REASON},
         )
-        return removed > 0
+        return bool(rows)
+
+    async def unsubscribe(self, link: Link) -> bool:
+        """Stop the bulk mail of an owner to whom a link was mailed; True if that is new."""
+        rows = await self._pool.fetch_durable(
+            _UNSUBSCRIBE,
+            {
+                "owner": link.owner,
+                "message": link.message,
+                "address": link.address.lower(),
+                "reason": _REASON,
+            },
+        )
+        return bool(rows[0][0])
 
     async def holds(self, owner: UUID, address: str) -> bool:
-        """Whether mail of the owner's to an address would be refused."""
+        """Whether mail of the owner's to an address would be refused, whatever its priority."""
         found: bool = await self._pool.fetch_value(
             """
             SELECT EXISTS (
@@ -89,6 +161,7 @@ class Suppressions:
                 FROM relay.suppressions s
                 WHERE s.address = %s
                   AND s.owner IN (%s, %s)
+                  AND s.cause <> 'unsubscribed'
             )
             """,
             (plain_address(address), ADMINISTRATOR_ID, owner),

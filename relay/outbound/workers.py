@@ -52,6 +52,7 @@ from relay.outbound.settler import ours
 from relay.outbound.signer import Signer
 from relay.outbound.signing import Signing
 from relay.outbound.traffic import Receiver, Traffic, receiver_of
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.returns.paths import ReturnPaths
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
@@ -102,10 +103,13 @@ class Workers:
         traffic: Traffic,
         return_paths: ReturnPaths | None = None,
         report_field: ReportField | None = None,
+        unsubscribing: Unsubscribing | None = None,
     ) -> None:
         """`retry_unit` in seconds; `signer`: None signs nothing; `direct`: the way of mail that
         has no upstream, and `traffic`: to whom it leads; `return_paths`: what leaves comes back
-        to, None: to its sender; `report_field`: what leaves has in front of its other fields."""
+        to, None: to its sender; `report_field`: what leaves has in front of its other fields;
+        `unsubscribing`: the links of bulk mail, None: it has none."""
+        self._unsubscribing = unsubscribing
         self._traffic = traffic
         self._return_paths = return_paths
         self._report_field = report_field
@@ -372,8 +376,13 @@ class Workers:
 
     def _make(self, message: Claimed) -> Mail:
         """Compose and sign a message; in a thread."""
-        mail = mail_of(message)
+        mail = self._written(message)
         return mail if self._signer is None else self._signer.signed(mail)
+
+    def _written(self, message: Claimed) -> Mail:
+        """Compose a message, with its fields to unsubscribe by: signatures cover those, too."""
+        mail = mail_of(message)
+        return mail if self._unsubscribing is None else self._unsubscribing.mail(mail, message)
 
     def _were_made(self, batch: Sequence[tuple[Line[Job, Way], Job, Mail | Exception]]) -> None:
         """Have what was signed delivered."""
@@ -636,7 +645,7 @@ class Workers:
             return job.mail
         assert job.message.has_body  # else `_prepare` has made the mail
         try:
-            return mail_of(job.message)
+            return self._written(job.message)
         except PermanentFailure as error:
             self._unfit(job, error)
             return None

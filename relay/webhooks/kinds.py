@@ -23,3 +23,4 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 ARRIVED = "message.arrived"
+UNSUBSCRIBED: Kind = "message.unsubscribed"

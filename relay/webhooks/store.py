@@ -36,7 +36,7 @@ from uuid import UUID
 from relay.db.channels import WEBHOOKS
 from relay.db.pool import Pool
 from relay.errors import Bug
-from relay.webhooks.kinds import ARRIVED
+from relay.webhooks.kinds import ARRIVED, UNSUBSCRIBED
 
 PER_RECEIVER = 4
 """Events of one receiver that are posted at once."""
@@ -320,6 +320,8 @@ class Webhooks:
             """,
             (event.subject_id,),
         )
+        if row is None and event.kind == UNSUBSCRIBED:
+            row = await self._unsubscribed(event)
         if row is None:
             return None
         recipient, subject, priority = row
@@ -330,6 +332,19 @@ class Webhooks:
             "priority": priority,
             **event.detail,
         }
+
+    async def _unsubscribed(self, event: Event) -> tuple[Any, ...] | None:
+        """Who unsubscribed by a message that is deleted by now, while they are unsubscribed."""
+        return await self._pool.fetch_row(
+            """
+            SELECT address, NULL, 'bulk'
+            FROM relay.suppressions
+            WHERE unsubscribed_by = %s
+              AND owner = %s
+              AND unsubscribed_at IS NOT NULL
+            """,
+            (event.subject_id, event.signer),
+        )
 
     async def _account(self, event: Event) -> dict[str, Any] | None:
         number = event.subject_id.int

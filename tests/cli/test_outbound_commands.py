@@ -193,7 +193,9 @@ def test_senders_are_kept_without_showing_passwords(relay: RelayProcess) -> None
 def test_a_suppressed_address_gets_no_mail(relay: RelayProcess) -> None:
     """add refuses the next send to it; remove lets it have mail again."""
     text(relay, "suppression", "add", "Gone@example.org", "--reason", "asked to")
-    assert "asked to" in text(relay, "suppression", "list")
+    listed = text(relay, "suppression", "list")
+    assert "asked to" in listed
+    assert "manual" in listed
     (entry,) = document(relay, "suppression", "list")
     assert (entry["address"], entry["reason"]) == ("gone@example.org", "asked to")
     command = (

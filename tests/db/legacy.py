@@ -61,7 +61,8 @@ HERITAGE = (
         """,
         """
         SELECT count(*), min(subject), min(status::text),
-               (SELECT count(*) FROM relay.suppressions), (SELECT count(*) FROM relay.senders),
+               (SELECT count(*) FROM relay.suppressions WHERE reason = 'asked'),
+               (SELECT count(*) FROM relay.senders),
                (SELECT relay.send('s@example.org', 'ada@example.org', 'Later', 'It is on its way.',
                                   send_at => '2099-01-01T00:00:00Z', idempotency_key => 'one')
                 = min(id::text)::uuid)
@@ -477,7 +478,9 @@ HERITAGE = (
         """
         INSERT INTO relay.returns (message_id, raw) VALUES (relay.uuidv7(), '\\x01');
         INSERT INTO relay.outbound_reports (message_id, attempt, kind, owner, address, is_full)
-        VALUES (relay.uuidv7(), 1, 'bounced', relay.uuidv7(), 'full@example.org', true)
+        VALUES (relay.uuidv7(), 1, 'bounced', relay.uuidv7(), 'full@example.org', true);
+        INSERT INTO relay.suppressions (address, owner, cause)
+        VALUES ('early@example.org', '01000000-0000-7000-8000-000000000001', 'unsubscribed')
         """,
         """
         SELECT (SELECT cause FROM relay.suppressions WHERE address = 'no@example.org'),
@@ -573,6 +576,30 @@ HERITAGE = (
         """,
         "SELECT kind, factor, domain, reason FROM relay.outbound_shaping WHERE receiver = 'google'",
         ("slowed", 0.25, "shop.example", "421 4.7.28"),
+    ),
+    # Who unsubscribed by SQL at the time of 36 did so then; what was suppressed by hand stays that.
+    Heritage(
+        43,
+        """
+        INSERT INTO relay.suppressions (address, owner, unsubscribed_by, cause)
+        VALUES ('Left@example.org', '01000000-0000-7000-8000-000000000001',
+                '02000000-0000-7000-8000-000000000002', 'unsubscribed')
+        """,
+        """
+        SELECT array_agg(ARRAY[cause, unsubscribed_by::text] ORDER BY address),
+               bool_and((cause = 'unsubscribed') = (unsubscribed_at IS NOT NULL)),
+               bool_and(unsubscribed_at = created_at) FILTER (WHERE address = 'early@example.org')
+        FROM relay.suppressions
+        """,
+        (
+            [
+                ["unsubscribed", None],
+                ["unsubscribed", "02000000-0000-7000-8000-000000000002"],
+                ["manual", None],
+            ],
+            True,
+            True,
+        ),
     ),
 )
 

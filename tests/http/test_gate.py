@@ -35,6 +35,7 @@ from relay.outbound.enqueue import enqueue
 from relay.outbound.senders import Senders
 from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.webhooks.store import Webhooks
 from tests.http.conftest import House
 
@@ -64,6 +65,7 @@ def inert(house: House) -> Deps:
         queue_admin=QueueAdmin(house.pool),
         senders=Senders(house.pool, house.keyring.vault),
         suppressions=Suppressions(house.pool),
+        unsubscribing=Unsubscribing("", lambda: house.keyring.signing),
         dkim_keys=DkimKeys(house.pool, house.keyring.vault),
         signer=Signer(DkimKeys(house.pool, house.keyring.vault), house.keyring.vault),
         domain_checks=None,  # type: ignore[arg-type]

@@ -89,6 +89,29 @@ def test_both_keys_sign():
     assert signed(MAIL) == message, "a retry repeats it exactly"
 
 
+LISTED = (
+    b"List-Unsubscribe: <https://relay.example/unsubscribe?token=a>\r\n"
+    b"List-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
+)
+
+
+def test_fields_to_unsubscribe_by_are_covered_and_none_may_be_added():
+    """RFC 8058, 4; above or below, a second one breaks both signatures, and so does a change."""
+    message = signed(LISTED + MAIL)
+    assert results(message) == ["pass", "pass"]
+    names = b"".join(message.partition(b"h=")[2].partition(b";")[0].split()).split(b":")
+    assert names.count(b"list-unsubscribe") == names.count(b"list-unsubscribe-post") == 2
+    evil = LISTED.replace(b"relay", b"evil")
+    head, _, rest = message.partition(LISTED)
+    for changed in (
+        *(evil + message, head + evil + LISTED + rest, head + LISTED + evil + rest),
+        *(head + evil + rest, head + rest, head + LISTED[LISTED.index(b"\n") + 1 :] + rest),
+    ):
+        assert results(changed) == ["fail", "fail"]
+    # A list that mail without them goes through adds its own.
+    assert results(LISTED + signed(MAIL)) == ["pass", "pass"]
+
+
 def test_a_key_is_stored_and_published():
     """What was dumped is the same key; garbage is none."""
     for algorithm, one in zip(ALGORITHMS, keys("shop.example"), strict=True):

@@ -32,6 +32,7 @@ from quart import Response, request
 
 from relay.chance import time
 from relay.errors import TemporaryFailure
+from relay.http.mailed_pages import FORM, POLICY, alert, mailed_page
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
 from relay.http.timing import pad_failure_time
@@ -41,33 +42,9 @@ from relay.log import get_logger
 
 log = get_logger()
 
-POLICY = (
-    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'"
-)
-_FORM = "application/x-www-form-urlencoded"
 _MAX_BODY = 4096
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{86}", re.ASCII)
 
-# Addresses are relative: they hold behind a proxy that serves the relay below a path.
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="robots" content="noindex">
-<title>{title}</title>
-<link rel="stylesheet" href="ui/style.css">
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{body}
-</main>
-</body>
-</html>
-"""
 _ASK = {
     Action.ACTIVATION: """\
 <p>One more step: confirm that this is you.</p>
@@ -183,8 +160,8 @@ def register(api: Api) -> None:
                     return page(_TITLE[action], _form(action, token))
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
-                return page(_TITLE[action], _alert(_TRY_AGAIN), 503)
-            return page(_TITLE[action], f"{_alert(_DEAD)}\n{_dead(action)}", 400)
+                return page(_TITLE[action], alert(_TRY_AGAIN), 503)
+            return page(_TITLE[action], f"{alert(_DEAD)}\n{_dead(action)}", 400)
 
         operation = Operation(
             _NAMES[action][1],
@@ -202,7 +179,7 @@ def register(api: Api) -> None:
                 Answer(503, "a store does not answer; try again", media_type="text/html"),
             ),
             query=FormQuery,
-            raw_body=_FORM,
+            raw_body=FORM,
             max_body=_MAX_BODY,
         )
 
@@ -220,12 +197,12 @@ def register(api: Api) -> None:
                 )
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
-                return page(_TITLE[action], f"{_alert(_TRY_AGAIN)}\n{_form(action, token)}", 503)
+                return page(_TITLE[action], f"{alert(_TRY_AGAIN)}\n{_form(action, token)}", 503)
             if used is None:
                 # A code may be tried once more; a link that did not work will not.
                 retry = action is Action.PASSWORD_RECOVERY
                 form = _form(action, token, resend=True) if retry else _dead(action, token)
-                return page(_TITLE[action], f"{_alert(_REFUSED[action])}\n{form}", 400)
+                return page(_TITLE[action], f"{alert(_REFUSED[action])}\n{form}", 400)
             title, text = _DONE[action]
             if not return_url:
                 return page(title, f"<p>{text}</p>")
@@ -240,9 +217,8 @@ def register(api: Api) -> None:
     parts = urlsplit(return_url)
     origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if return_url else ""
     # Where the form may end by a redirection.
-    page = partial(
-        _page, POLICY.replace("form-action 'self'", f"form-action 'self' {origin}".rstrip())
-    )
+    policy = POLICY.replace("form-action 'self'", f"form-action 'self' {origin}".rstrip())
+    page = partial(mailed_page, policy=policy)
 
     declare(Action.ACTIVATION)
     declare(Action.PASSWORD_RECOVERY)
@@ -281,21 +257,3 @@ def _dead(action: Action, token: str | None = None) -> str:
 def _plain(token: str) -> str:
     """A token as it may stand in a page; nothing, for what is none."""
     return escape(token) if _TOKEN.fullmatch(token) else ""
-
-
-def _alert(sentence: str) -> str:
-    return f'<p class="problem" role="alert">{escape(sentence)}</p>'
-
-
-def _page(policy: str, title: str, body: str, status: int = 200) -> Response:
-    return Response(
-        _PAGE.format(title=title, body=body),
-        status=status,
-        content_type="text/html; charset=utf-8",
-        headers={
-            "Content-Security-Policy": policy,
-            "Referrer-Policy": "same-origin",
-            "Cross-Origin-Opener-Policy": "same-origin",
-            "Cross-Origin-Resource-Policy": "same-origin",
-        },
-    )

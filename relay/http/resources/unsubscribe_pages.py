@@ -1,0 +1,173 @@
+"""`/unsubscribe`: where the links of bulk mail lead, for people and for their mail programs.
+
+Promises
+  * GET shows a form and changes nothing: scanners and previews open every link.  It is the same
+    form whether or not somebody has unsubscribed by it, and does without the database.
+  * POST with `List-Unsubscribe=One-Click` does it without asking (RFC 8058), as a form or as
+    multipart, from whatever origin, without a cookie or a redirection; it answers 200 once that is
+    durable, the first time and every other.
+  * A link that this relay did not make is 400, and never looked up.
+  * Neither page says whose link it is.
+
+It answers whether or not mail gets links now (`RELAY_OUTBOUND__UNSUBSCRIBE`): people keep mail.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import IO, Annotated
+
+from pydantic import Field
+from quart import Response, request
+from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.formparser import FormDataParser
+from werkzeug.http import parse_options_header
+
+from relay.errors import TemporaryFailure
+from relay.http.mailed_pages import FORM, alert, mailed_page
+from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
+from relay.http.routing import Api
+from relay.log import get_logger
+from relay.outbound.unsubscribing import FIELD, ONE_CLICK, PATH, Link
+
+log = get_logger()
+
+_MAX_BODY = 4096
+_MOST_FIELDS = 16
+_MULTIPART = "multipart/form-data"
+
+_ASK_TITLE = "Unsubscribe"
+_ASK = f"""\
+<p>Do you want no more newsletters and other bulk mail from this sender? Mail that is for you alone,
+such as receipts, still comes.</p>
+<form method="post" action="unsubscribe">
+<input type="hidden" name="token" value="{{token}}">
+<input type="hidden" name="{FIELD}" value="{ONE_CLICK}">
+<button type="submit">Unsubscribe</button>
+</form>"""
+_DONE = (
+    "You are unsubscribed",
+    "<p>This sender sends you no more bulk mail; what is on its way may still arrive.</p>",
+)
+_DEAD = "This link cannot be used: it was copied in part, or is too old."
+_HINT = "<p>Open the link as it stands in the mail, or ask its sender.</p>"
+_TRY_AGAIN = "Something is out of order: try again."
+
+
+class LinkQuery(Query):
+    """What the link of a mail holds."""
+
+    token: Annotated[str | None, Field(description="the token of the mail's link")] = None
+
+
+def register(api: Api) -> None:
+    """Declare the page and its form."""
+    unsubscribing, suppressions = api.deps.unsubscribing, api.deps.suppressions
+
+    @api.add(
+        "GET",
+        PATH,
+        Operation(
+            "getUnsubscribe",
+            "Unsubscribe: the page of a bulk mail's link",
+            "pages",
+            Access.OPEN,
+            (
+                Answer(200, "a form; nothing has changed", media_type="text/html"),
+                Answer(400, "the link is not one of ours, or too old", media_type="text/html"),
+            ),
+            query=LinkQuery,
+            details="Opening it changes nothing.",
+        ),
+    )
+    async def ask(call: Call) -> Response:
+        token = request.args.get("token", "")
+        return _dead() if unsubscribing.link_of(token) is None else _form(token)
+
+    operation = Operation(
+        "unsubscribe",
+        "Unsubscribe at once, as mail programs do",
+        "pages",
+        Access.OPEN,
+        (
+            Answer(
+                200,
+                "they get no more bulk mail, and may have got none before",
+                media_type="text/html",
+            ),
+            Answer(
+                400,
+                "the link is not one of ours, or too old; or the body does not ask for it, and "
+                "nothing has changed",
+                media_type="text/html",
+            ),
+            Answer(503, "a store does not answer; try again", media_type="text/html"),
+        ),
+        query=LinkQuery,
+        raw_body=FORM,
+        max_body=_MAX_BODY,
+        any_origin=True,
+        details="The body is `List-Unsubscribe=One-Click` (RFC 8058), as a form or as "
+        "multipart/form-data. It holds for the bulk mail of the message's owner alone.",
+    )
+
+    @api.add("POST", PATH, operation)
+    async def unsubscribe(call: Call) -> Response:
+        fields = _fields(await read_body(operation))
+        token = fields.get("token") or request.args.get("token", "")
+        link = unsubscribing.link_of(token)
+        if link is None:
+            return _dead()
+        if fields.get(FIELD.lower(), "").strip().lower() != ONE_CLICK.lower():
+            return _form(token, 400)
+        try:
+            await api.committed(lambda: _unsubscribe(link))
+        except TemporaryFailure as error:
+            log.warning("http.unavailable", error=str(error))
+            page = _form(token, 503, f"{alert(_TRY_AGAIN)}\n")
+            page.headers["Retry-After"] = "2"
+            return page
+        return mailed_page(*_DONE)
+
+    async def _unsubscribe(link: Link) -> None:
+        if await suppressions.unsubscribe(link):
+            log.info("outbound.unsubscribed", id=str(link.message))
+
+
+def _fields(raw: bytes) -> dict[str, str]:
+    """The fields of the form, their names in lower case; the first of each."""
+    kind, options = parse_options_header(request.headers.get("Content-Type"))
+    if kind.lower() != _MULTIPART:
+        kind = FORM  # whatever it is called: some programs call it nothing
+    parser = FormDataParser(
+        _no_file,
+        max_form_memory_size=_MAX_BODY,
+        max_form_parts=_MOST_FIELDS,
+    )
+    try:
+        _, form, _ = parser.parse(io.BytesIO(raw), kind.lower(), len(raw), options)
+    except (ValueError, RequestEntityTooLarge):  # no form, or more fields than anybody has
+        return {}
+    found: dict[str, str] = {}
+    for name, value in form.items(multi=True):
+        found.setdefault(name.lower(), value)
+    return found
+
+
+def _no_file(
+    total_content_length: int | None,
+    content_type: str | None,
+    filename: str | None,
+    content_length: int | None = None,
+) -> IO[bytes]:
+    """Where a part that says it is a file goes: it is no field, and no file is made of it."""
+    return io.BytesIO()
+
+
+def _form(token: str, status: int = 200, before: str = "") -> Response:
+    """The form of a token that was read: it holds letters, digits, - and _ alone."""
+    return mailed_page(_ASK_TITLE, before + _ASK.format(token=token), status)
+
+
+def _dead() -> Response:
+    return mailed_page(_ASK_TITLE, f"{alert(_DEAD)}\n{_HINT}", 400)
