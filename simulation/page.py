@@ -20,7 +20,8 @@ _LINES = 40
 _PROMISES = 10
 _AROUND = 30.0  # seconds before and after, in which faults are told of
 _TURNS = {"fault.began", "fault.ended", "faults.over", "db.answer_lost", "db.log_failed"}
-_TURNS |= {"node.started", "node.failed", "node.ended", "db.promoted"}
+_TURNS |= {"node.started", "node.failed", "node.ended"}
+_TURNS |= {"db.promoted"}  # the relay's own, from its log
 _SUBJECT = re.compile(r"^[^\s:]+")
 
 
