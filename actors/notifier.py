@@ -1,12 +1,12 @@
 """notifier: tells submitters what became of their mail.
 
 Promises
-- What is to be told is made a report within milliseconds when idle; a message is a reason to look,
-  and so is the clock (`sweep_every`).
-- What waits for long is found within `watch_every`.
+- A notice is made a report within milliseconds when idle; a message is a reason to look, and so is
+  the clock (`sweep_every`).
+- Mail that waits for long is found within `watch_every`.
 - Several notifiers share the work; none waits for another.
 - While the disk is nearly full notices stay where they are: a report is new data.
-- What is told to whom, once, is `relay.outbound.notices`; nothing is lost when this dies.
+- `relay.outbound.notices` says what is told to whom, once; nothing is lost when this dies.
 
 Fails: never on an outage of the database (back-off, one warning).
 """

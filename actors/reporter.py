@@ -1,16 +1,17 @@
 """The reporter: writes down how TLS ended with others' servers, and tells their domains of it.
 
-When it works and who leads is decided here; what is counted, stored and told is
-`relay/outbound/tls_reports.py`.
+This module decides when that is done and which node leads; `relay/outbound/tls_reports.py` counts,
+stores and tells.
 
 Promises
-- What this node counted is added once a minute; in a drain what was counted since, after those who
-  deliver have ended.
+- Counts of this node are added once a minute; in a drain those since then, after the last delivery
+  has ended.
 - One node at a time makes reports, under the lease `reporter`; its statements carry the term.
 
-Fails: never on an outage of the database; what was counted meanwhile is in the next minute's rows.
+Fails: never on an outage of the database; counts of that time are in the next minute's rows.
 
-Why an actor: nobody else's pace is a report's.  It waits for strangers' DNS and web servers.
+Why an actor: a report takes its own time, which should hold up nobody: it waits for strangers' DNS
+and web servers.
 """
 
 from __future__ import annotations

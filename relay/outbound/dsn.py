@@ -4,7 +4,7 @@
 programs, and the message's header, or all of it where that was asked for.
 
 Promises
-- What it says of a recipient is a line of its own, whatever a server said or a submitter named it:
+- Each fact about a recipient is a line of its own, whatever a server said or a submitter named:
   no control character gets into a field, and no field is longer than lines may be.
 - In ASCII, for any server, but where the submitter's own address is not (RFC 6533 then), and where
   a message that is returned whole has 8-bit bytes.
@@ -40,7 +40,7 @@ _FIELD = 900  # characters of what was said
 
 
 class Fate(NamedTuple):
-    """What became of a message, which has one recipient.
+    """The end, or the delay, of a message, which has one recipient.
 
     `action` is RFC 3464's: failed, delayed, relayed or delivered.  `code`, `enhanced`, `text` and
     `peer` are of the last attempt, or of what came back; `error` is why the message ended, where
@@ -140,7 +140,7 @@ def _human(fates: Sequence[Fate], hostname: str) -> str:
 
 
 def _why(fate: Fate) -> str:
-    """What is known of the reason, for people."""
+    """The reason as far as it is known, for people."""
     said = _line(fate.text or "")
     if fate.error == EXPIRED:
         return "Its deadline has passed." + (f" The last attempt: {said}" if said else "")

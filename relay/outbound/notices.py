@@ -1,4 +1,4 @@
-"""What submitters are to be told, in the database: found, and made reports that are queued.
+"""Notices, in the database: what submitters are to be told, found and made reports of.
 
 A *notice* is a row of `relay.outbound_notices`: of which message, and what.  Triggers write it in
 the transaction that ends the message, whoever ends it (a delivery, its deadline, a bounce that came
@@ -7,13 +7,13 @@ late); `watch` writes it of what waits for long.  `tell` makes reports of notice
 Promises
 - A submitter is told once of each end of a message, and once that it waits: the notice goes in the
   transaction that queues its report.
-- Nobody is told who did not want to be (NOTIFY), nor of mail whose sender is nobody (so of no
-  report), nor who is on the suppression list, nor of what is not so any more (a message that was
-  queued again by hand before its failure was told).
+- No report goes to a submitter who asked for none (NOTIFY) or is on the suppression list; none is
+  made of mail with the null reverse-path (so of no report), nor of an end that holds no more (the
+  message was queued again by hand before its failure was told).
 - A report is queued for the owner of the message, by the upstream of its submitter, with the null
   reverse-path; it asks for no report.  Of a message that required TLS it requires TLS, and returns
   the header alone (RFC 8689, 5).
-- What cannot be made a report holds up no other: it is tried again later, and dropped after
+- A notice of which no report can be made holds up no other: it is tried again, and dropped after
   `ATTEMPTS`, with a line in the log.
 
 Crash safety: what a kill leaves
@@ -74,7 +74,7 @@ for _outcome in ("failed", "delayed", "relayed", "delivered", "moot", "suppresse
 
 
 class Told(NamedTuple):
-    """What a look came to: how many notices were done with, and where reports are due now."""
+    """The result of a look: how many notices were done with, and where reports are due now."""
 
     notices: int
     due_lanes: Collection[DueLane]
@@ -108,7 +108,7 @@ class _Notice(NamedTuple):
 
     @property
     def is_so(self) -> bool:
-        """Whether the message is still what is to be told of it."""
+        """Whether the state of the message is still the one to be told."""
         if self.action == "failed":
             return self.status in {"failed", "bounced", "cancelled"}
         if self.action == "delayed":

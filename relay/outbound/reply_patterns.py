@@ -45,7 +45,7 @@ _ESCAPED = frozenset("dswDSWb.\\[](){}|?*+^$-/")
 
 
 class Pattern:
-    """What a reply's text must hold."""
+    """A pattern that the text of a reply must fit."""
 
     __slots__ = ("_pieces", "source")
 

@@ -38,10 +38,10 @@ from relay.outbound.lanes import PRIORITIES
 from relay.smtp.client import Mail
 
 PATH = "/unsubscribe"
-"""Where links lead, below the public address."""
+"""The path of links, below the public address."""
 
 FIELD, ONE_CLICK = "List-Unsubscribe", "One-Click"
-"""What a mail program posts to a link when its reader asks it to (RFC 8058, 3.1)."""
+"""The body that a mail program posts to a link when its reader asks it to (RFC 8058, 3.1)."""
 
 MAX_TOKEN = 600
 """Characters of a token; one of the longest address has 403."""
@@ -54,7 +54,7 @@ _OWN = re.compile(rb"(?:\A|\n)list-unsubscribe(?:-post)?[ \t]*:", re.IGNORECASE)
 
 
 class Link(NamedTuple):
-    """What a link says: whose bulk mail goes to whom no more, and which mail it was in."""
+    """The content of a link: whose bulk mail goes to whom no more, and which mail it was in."""
 
     owner: UUID
     message: UUID

@@ -1,4 +1,4 @@
-"""What an upstream without a form of its own reports: one JSON object, in the words of this relay.
+"""Reports of an upstream without a form of its own: one JSON object, in the words of this relay.
 
 Format: `type` is bounced, delayed or complained; `message` is the return path of a message or its
 token (`relay.returns.paths`); of `recipient`, `status` (RFC 3463) and `text`, the receiver's words,
@@ -18,7 +18,7 @@ from relay.returns.notice import MalformedReport, Notice, status_in, text_in
 from relay.returns.report import COMPLAINT, DSN, Recipient, Report
 
 TYPES = {"bounced": "failed", "delayed": "delayed", "complained": ""}
-"""What may be reported, with the action (RFC 3464) that it is."""
+"""Types of reports, each with its action (RFC 3464)."""
 MEMBERS = ("type", "message", "recipient", "status", "text")
 
 

@@ -1,4 +1,4 @@
-"""What an upstream reports over HTTP of mail that it took, whoever the upstream is.
+"""A report of an upstream, over HTTP, of mail that it took, whoever the upstream is.
 
 Promises: what is kept of a text is one printable line, and bounded.
 
@@ -18,14 +18,14 @@ _STATUS = re.compile(r"[245]\.\d{1,3}\.\d{1,3}", re.ASCII)
 
 
 class MalformedReport(PermanentFailure):
-    """It calls itself a report, and is not one."""
+    """A post calls itself a report, and is none."""
 
 
 class Notice(NamedTuple):
-    """What is reported of a message."""
+    """The report of a message, and the names of the message."""
 
     names: tuple[str, ...]
-    """What it may be known by, each a return path or a token (`relay.returns.paths`)."""
+    """Names of the message, each a return path or a token (`relay.returns.paths`)."""
     report: Report
 
 

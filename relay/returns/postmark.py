@@ -1,4 +1,4 @@
-"""What Postmark reports of mail that it took: bounces, spam complaints, changes of suppressions.
+"""Reports of Postmark of mail that it took: bounces, spam complaints, changes of suppressions.
 
 Format: the webhooks of Postmark (its developer documentation, "Webhooks"; the types of bounces:
 "Bounce API").  `RecordType` says which it is.  Postmark has return paths of its own and repeats no
@@ -6,7 +6,7 @@ field of a message but those whose name begins with `X-PM-Metadata-`: their valu
 `Metadata`, and one of them is what a message is known by.
 
 Promises
-- What is reported is a `Report`, so that `relay.returns.law` says what follows, as for mail that
+- A webhook is read as a `Report`, so that `relay.returns.law` says what follows, as for mail that
   comes back:
 
     Postmark says                            the report

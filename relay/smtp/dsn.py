@@ -1,13 +1,13 @@
-"""What a client asks of reports (DSN), and of TLS: the parameters of MAIL and RCPT.
+"""Parameters of MAIL and RCPT by which a client asks for reports (DSN) and for TLS.
 
 RET and ENVID of MAIL, NOTIFY and ORCPT of RCPT (RFC 3461, with the addresses of RFC 6533), and
 REQUIRETLS of MAIL (RFC 8689): read from commands by `take_mail` and `take_rcpt`, written into them
 by `Dsn`.
 
 Promises
-- What was read is what RFC 3461 allows and no more: each parameter once, within its length, in
-  xtext; what it spells is printable, so that nothing of it can become a header field or a command.
-- What is written is in ASCII, whatever was read.
+- A parameter is read as RFC 3461 allows it and no wider: once, within its length, in xtext.  Its
+  text is printable, so that no part of it can become a header field or a command.
+- Parameters are written in ASCII, whatever was read.
 
 Fails with `BadParameter`, which is 501.  Pure.
 """
@@ -43,11 +43,11 @@ class Notify(IntFlag):
 
 
 DEFAULT: Final = Notify.FAILURE | Notify.DELAY | Notify.UNSAID
-"""What who does not say is told."""
+"""A client that sends no NOTIFY is told of failures and of delays."""
 
 
 class MailWishes(NamedTuple):
-    """What MAIL asked for; `envid` in xtext."""
+    """The parameters of MAIL; `envid` in xtext."""
 
     ret: str | None = None
     envid: str | None = None
@@ -58,7 +58,7 @@ NO_WISHES: Final = MailWishes()
 
 
 class RcptWishes(NamedTuple):
-    """What RCPT asked for; `orcpt` as `type;xtext`."""
+    """The parameters of RCPT; `orcpt` as `type;xtext`."""
 
     notify: Notify = DEFAULT
     orcpt: str | None = None
@@ -160,12 +160,12 @@ def _orcpt(value: str, *, utf8: bool) -> str:
 
 
 def _is_xtext(value: str) -> bool:
-    """Whether it is xtext that spells something printable in ASCII."""
+    """Whether a value is xtext of printable ASCII."""
     return _XTEXT.fullmatch(value) is not None and from_xtext(value).isprintable()
 
 
 def from_xtext(value: str) -> str:
-    """What xtext spells; beyond ASCII, which is no xtext of ours, a control character."""
+    """Return the text of xtext; beyond ASCII, which is no xtext of ours, a control character."""
 
     def spelt(found: re.Match[str]) -> str:
         code = int(found[1], 16)
@@ -195,7 +195,7 @@ def original_recipient(orcpt: str) -> tuple[str, str] | None:
 
 
 class Dsn(NamedTuple):
-    """What is asked of the next server, one of `rcpt` for each recipient."""
+    """The parameters for the next server, one of `rcpt` for each recipient."""
 
     mail: MailWishes
     rcpt: tuple[RcptWishes, ...]
@@ -217,10 +217,11 @@ class Dsn(NamedTuple):
         return (said + (f" ORCPT={orcpt}" if orcpt else "")).encode("ascii")
 
     def returning_here(self) -> Dsn:
-        """The same where the return path is the relay's own.
+        """Return the parameters to use with a return path of the relay's own.
 
-        The relay wants every failure, for it keeps the truth; success it tells of itself, for what
-        is said of that would come to a path where only bounces are read.
+        FAILURE is always asked for, unless nothing was: the relay learns of bounces by it.  SUCCESS
+        never is: such a report would come to the return path, where only bounces are read, and the
+        relay reports the delivery to the submitter itself.
         """
         return Dsn(
             self.mail, tuple(each._replace(notify=_returning(each.notify)) for each in self.rcpt)

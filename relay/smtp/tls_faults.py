@@ -1,4 +1,4 @@
-"""What can be wrong with the TLS of a server, as reports of TLS have it (RFC 8460, 4.3).
+"""Faults of the TLS of a server, as reports of TLS have them (RFC 8460, 4.3).
 
 Pure.
 """
@@ -23,7 +23,7 @@ class TlsFault(StrEnum):
 
 
 class Wrong(NamedTuple):
-    """What is wrong with what a server shows; `text` is a clause."""
+    """The fault of a certificate that a server shows; `text` is a clause."""
 
     fault: TlsFault
     text: str

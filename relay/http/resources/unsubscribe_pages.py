@@ -9,7 +9,8 @@ Promises
   * A link that this relay did not make is 400, and never looked up.
   * Neither page says whose link it is.
 
-It answers whether or not mail gets links now (`RELAY_OUTBOUND__UNSUBSCRIBE`): people keep mail.
+Links are answered whether or not mail gets any now (`RELAY_OUTBOUND__UNSUBSCRIBE`): people keep
+mail.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _TRY_AGAIN = "Something is out of order: try again."
 
 
 class LinkQuery(Query):
-    """What the link of a mail holds."""
+    """The token of a mail's link."""
 
     token: Annotated[str | None, Field(description="the token of the mail's link")] = None
 

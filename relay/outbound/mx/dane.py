@@ -1,7 +1,7 @@
 """DANE (RFC 7672): the certificates of mail exchangers are held against what the DNS has signed.
 
-It is used only where the DNS can be believed: all servers that are asked are on this host, and have
-proved that they validate (`Resolver.proof`).  What follows for an exchanger, for a domain:
+DANE is used only where the DNS can be believed: all servers that are asked are on this host, and
+have proved that they validate (`Resolver.proof`).  What follows for an exchanger, for a domain:
 
 | the DNS says                                         | then                                      |
 |------------------------------------------------------|-------------------------------------------|
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 log = get_logger()
 
 NAME = "DANE"
-"""What people are told it is that asks for TLS."""
+"""The name that people read for what asks for TLS."""
 
 TLSA = 10.0
 """Seconds to find out about the exchangers of a domain."""
@@ -95,7 +95,7 @@ _ON = Gauge(
 
 @cache
 def _any_certificate() -> ssl.SSLContext:
-    """What shakes hands with anybody: what is shown is looked at afterwards."""
+    """A context that shakes hands with anybody: certificates are looked at afterwards."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -130,7 +130,7 @@ def chain_of(session: ssl.SSLObject) -> list[bytes]:
 
 
 class DanePolicies:
-    """What the DNS has signed of exchangers; one for all who deliver."""
+    """DANE for all who deliver: TLSA records of exchangers, and what follows from them."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class DanePolicies:
         found: dict[str, TlsPolicy] = {}
         unknown = {one.name: "no answer in time" for one in exchangers}
         with trio.move_on_after(TLSA):
-            # It was asked a moment ago, so this is in memory: what is new is whether it is secure.
+            # Asked a moment ago, the answer is in memory: new is whether it is secure.
             answer = await self._ask(domain, "MX")
             if not answer.secure and answer.status is not Status.FAILED:
                 return {}
@@ -242,7 +242,7 @@ class DanePolicies:
 
 
 def _policy(base: str, texts: Collection[str], wanted: Sequence[str]) -> TlsPolicy:
-    """What follows from TLSA records; `wanted`: the names of the mail's domain."""
+    """Return what follows from TLSA records; `wanted`: the names of the mail's domain."""
     records = usable(texts)
     published = Published("tlsa", tuple(sorted(texts)))
     if not records:

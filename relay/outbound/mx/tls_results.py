@@ -1,8 +1,8 @@
-"""What became of TLS with the exchangers of domains, counted in memory for reports (RFC 8460).
+"""Outcomes of TLS with the exchangers of domains, counted in memory for reports (RFC 8460).
 
 A session is a connection to an exchanger, counted once for each domain whose mail goes over it, and
 one that could not be secured as the domain's policy asks once for the domain whose mail it was
-opened for.  What is counted leaves by `take`, once a minute (`relay.outbound.tls_reports`).
+opened for.  Counts leave by `take`, once a minute (`relay.outbound.tls_reports`).
 
 Promises: counting waits for nothing and writes nothing; at most `MOST` different results are kept,
 the others are left out.
@@ -38,7 +38,7 @@ class TlsResult(NamedTuple):
 
 
 class TlsResults:
-    """What was counted since the last time; one for all who deliver."""
+    """Counts since the last `take`; one for all who deliver."""
 
     def __init__(self) -> None:
         self._counted: Counter[TlsResult] = Counter()

@@ -16,8 +16,8 @@ nothing critical that is not understood; each issuer is an authority that may si
 and these names; where purposes are said, a server of TLS is among them.
 
 Promises
-- What cannot be used (another usage, selector or matching type, a digest of another length, what is
-  no certificate or key) is told apart from what does not match.
+- A record that cannot be used (another usage, selector or matching type, a digest of another
+  length, data that is no certificate or key) is told apart from one that does not match.
 - Of the digests of one usage and selector the strongest decides alone (RFC 7671, 9).
 - The work is bounded by `MOST_RECORDS` and `MOST_SHOWN`, whatever a stranger publishes or shows.
 
@@ -145,7 +145,7 @@ def usable(texts: Iterable[str]) -> tuple[Tlsa, ...]:
 def mismatch(
     records: Collection[Tlsa], chain: Sequence[bytes], names: Collection[str], now: datetime
 ) -> Wrong | None:
-    """What is wrong with the certificates that a server shows, its own first; None: they match.
+    """Return the fault of the certificates that a server shows, its own first; None: they match.
 
     `names`: of which its own must have one, where an authority is what matches (A-labels in small
     letters); `now`: with a zone.
@@ -181,7 +181,7 @@ def _from_anchor(
             pool.append((x509.load_der_x509_certificate(anchor.data), True))
         elif anchor.matching == _EXACT:
             keys.append(load_der_public_key(anchor.data))
-    # Of two ways to an authority the one that is not over.
+    # Where two chains lead to an authority, the one whose certificates are in time goes first.
     pool.sort(key=lambda one: (not one[1], not _is_in_time(one[0], now)))
     path = _path([own], pool, keys, set())
     if path is None:
