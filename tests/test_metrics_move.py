@@ -317,6 +317,9 @@ class Drive:
         self.call("POST", "/queue/resume")
         self.call("POST", "/dkim", json={"domain": "signed.example"}).raise_for_status()
         self.send("signed@ok.example", **{"from": "a@signed.example"})
+        looping = {"address": "loops@example.org", "upstream": "loop:"}
+        self.call("POST", "/senders", json=looping).raise_for_status()
+        self.send(self.relay.create_mailbox(), **{"from": looping["address"]})
         for name in ("ok", "unknown", "busy", "refused", "rejected"):
             self.send(f"{name}@{name}.example")
         self.send("uncertain@unknown.example", unknown_outcome="hold")
@@ -329,6 +332,7 @@ class Drive:
             "relay_outbound_unknown",
             "relay_outbound_pauses",
             "relay_outbound_fenced",
+            "relay_loop_messages",
             "relay_webhook_posts",
         )
         self.sql.execute(
