@@ -74,6 +74,7 @@ export default {
   "the peer's certificate is not accepted: {0}": "das Zertifikat der Gegenstelle wird nicht anerkannt: {0}",
   "without TLS, only loopback is spoken to": "ohne TLS wird nur mit der eigenen Maschine (loopback) gesprochen",
   "a line is no SMTP reply": "eine Zeile ist keine SMTP-Antwort",
+  "the source {0} cannot be connected from: {1}": "von der Quelle {0} kann nicht verbunden werden: {1}",
   "a reply has over {0} bytes": "eine Antwort hat über {0} Bytes",
   "the lines of one reply have different codes": "die Zeilen einer Antwort haben verschiedene Codes"
 };
