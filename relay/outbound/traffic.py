@@ -144,10 +144,9 @@ class Traffic:
         slowed = self._learned.get((receiver, SLOWED)) if self._learned else None
         if slowed is None or slowed.until <= now:
             return limits
+        limits = limits.slowed(slowed.factor)
         if limits.connections is None:
             limits = limits._replace(connections=_connections_of(slowed.factor))
-        else:
-            limits = limits.slowed(slowed.factor)
         return limits
 
     def given(self, receiver: Hashable, now: float) -> tuple[int | None, int | None]:

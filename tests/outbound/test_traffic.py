@@ -157,6 +157,14 @@ def test_who_has_no_limit_is_slowed_to_few_connections():
     assert one.limits(Receiver("mx:mx.shop.example"), 1.0) == Limits(2)
 
 
+def test_who_has_a_rate_alone_is_slowed_in_that_too():
+    """To few connections, and to a part of its rate."""
+    rules = parse(RULES.replace("connections = 8", "").replace("10/s", "600/m"), "rules.toml")
+    one = Traffic(lambda: rules)
+    learn(one, BIG, 421, 0.0)
+    assert one.limits(BIG, 1.0) == Limits(2, None, Rate(2.5, 2.5))
+
+
 def test_what_all_nodes_know_takes_the_place_of_what_this_one_knew():
     """What is not there any more has ended; what another node learned holds here."""
     one = traffic()
