@@ -4,7 +4,8 @@ Promises
 - A notice is made a report within milliseconds when idle; a message is a reason to look, and so is
   the clock (`sweep_every`).
 - Mail that waits for long is found within `watch_every`.
-- Several notifiers share the work; none waits for another.
+- Several notifiers share the work, and none waits for another to tell; one at a time looks for what
+  waits for long, some thousand messages in a statement.
 - While the disk is nearly full notices stay where they are: a report is new data.
 - `relay.outbound.notices` says what is told to whom, once; nothing is lost when this dies.
 
@@ -68,7 +69,8 @@ async def run(
                 if not outage.is_on:
                     own = isinstance(error, TemporaryFailure)
                     log.warning(
-                        "notifier.waits", reason=str(error) if own else type(error).__name__
+                        "notifier.waits_for_database",
+                        reason=str(error) if own else type(error).__name__,
                     )
                 seconds = outage.lost()
             else:

@@ -142,4 +142,4 @@ async def test_an_outage_is_waited_for(pool: Pool):
                 until=lambda events: "notifier.recovered" in events,
             )
     events = [line["event"] for line in lines]
-    assert events.count("notifier.waits") == 1
+    assert events.count("notifier.waits_for_database") == 1
