@@ -16,7 +16,6 @@ and web servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from uuid import UUID
 
 import psycopg
@@ -30,7 +29,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.outage import Outage
-from relay.outbound.lanes import DueLane
+from relay.outbound.sending import WakeOutbound
 from relay.outbound.tls_reports import TlsReports
 from supervisor import Context, Drained
 
@@ -40,22 +39,21 @@ _LEASE = "reporter"
 _LEASE_TTL = 120.0  # s; a report may wait for a DNS and four web servers
 _LAST = 2.0  # s for the last rows
 
-Told = Callable[[Collection[DueLane]], None]
-
 
 async def run(
     ctx: Context,
     *,
     pool: Pool,
     reports: TlsReports,
-    told: Told | None = None,
+    wake_outbound: WakeOutbound | None = None,
     every: float = 60.0,
     report_every: float = 300.0,
 ) -> None:
     """Count and report until drained.
 
-    `told`: tells the claimer of this node of what was queued; `every`: seconds between two times
-    that what was counted is stored; `report_every`: between two looks for what is to be reported.
+    `wake_outbound` tells this process's claimer of what was queued, None where none runs; `every`:
+    seconds between two times that what was counted is stored; `report_every`: between two looks for
+    what is to be reported.
     """
     outage = Outage(longest=every)
     node = uuid4()
@@ -68,7 +66,7 @@ async def run(
                 await reports.store()
                 if trio.current_time() >= report_at:
                     report_at = trio.current_time() + report_every
-                    await _report(ctx, pool, reports, node, told)
+                    await _report(ctx, pool, reports, node, wake_outbound)
             except DatabaseUnavailable as error:
                 if not outage.is_on:
                     log.warning("reporter.waits_for_database", reason=str(error))
@@ -90,7 +88,11 @@ async def run(
 
 
 async def _report(
-    ctx: Context, pool: Pool, reports: TlsReports, node: UUID, told: Told | None
+    ctx: Context,
+    pool: Pool,
+    reports: TlsReports,
+    node: UUID,
+    wake_outbound: WakeOutbound | None,
 ) -> None:
     """Make the reports that are due, if this node leads."""
     lease = await leases.acquire(pool, _LEASE, node, _LEASE_TTL)
@@ -102,8 +104,8 @@ async def _report(
                 return
             ctx.beat()
             queued = await reports.make(due, lease)
-            if queued is not None and told is not None:
-                told(queued.due_lanes)
+            if queued is not None and wake_outbound is not None:
+                wake_outbound(queued.due_lanes)
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _LAST):
             await leases.release(pool, lease)

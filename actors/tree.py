@@ -167,6 +167,7 @@ from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
+from relay.outbound.sending import WakeOutbound
 from relay.outbound.signer import Signer
 from relay.outbound.sources import parse as parse_sources
 from relay.outbound.tls_reports import TlsReports
@@ -1044,7 +1045,7 @@ def _reporter(
     resolver: Callable[[], Resolver],
     results: TlsResults | None,
     sender: Address | None,
-    told: Callable[[Collection[DueLane]], None] | None,
+    wake_outbound: WakeOutbound | None,
 ) -> Run | None:
     """Who makes reports of TLS, if anybody is to."""
     if results is None or sender is None:
@@ -1058,7 +1059,7 @@ def _reporter(
         context=partial(client_tls, settings.outbound.ca_file or None),
     )
     reports = TlsReports(pool, results, ask, poster.post, sender=sender)
-    return partial(reporter.run, pool=pool, reports=reports, told=told)
+    return partial(reporter.run, pool=pool, reports=reports, wake_outbound=wake_outbound)
 
 
 def _mailer(settings: Settings, resources: Resources) -> TokenMailer:
@@ -1097,9 +1098,7 @@ def _upstream(text: str) -> Upstream:
         raise ConfigError(f"RELAY_OUTBOUND__UPSTREAM is not usable: {error}.") from error
 
 
-def _local_wake(
-    claimer_box: Mailbox[Any], right_of_way: RightOfWay
-) -> Callable[[Collection[DueLane]], None]:
+def _local_wake(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> WakeOutbound:
     """Return what tells the claimer, and through it other nodes, of mail that was queued."""
 
     def tell(due_lanes: Collection[DueLane]) -> None:

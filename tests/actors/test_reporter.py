@@ -54,7 +54,8 @@ async def test_a_day_that_is_over_is_reported_and_the_claimer_told(pool: Pool):
     await first.store()
     await pool.execute("UPDATE relay.tls_results SET day = day - 2")
     told: list[DueLane] = []
-    async with running(reporter.run, pool=pool, reports=first, told=told.extend) as (_, box):
+    parts = {"pool": pool, "reports": first, "wake_outbound": told.extend}
+    async with running(reporter.run, **parts) as (_, box):
         await becomes(pool, "SELECT count(*) FROM relay.tls_reports", 1)
         await pool.execute("UPDATE relay.tls_reports SET due_at = now()")
         box.send_nowait(SweepNow())
