@@ -13,8 +13,9 @@ Promises
 - A report is queued for the owner of the message, by the upstream of its submitter, with the null
   reverse-path; it asks for no report.  Of a message that required TLS it requires TLS, and returns
   the header alone (RFC 8689, 5).
-- A notice of which no report can be made holds up no other: it is tried again, and dropped after
-  `ATTEMPTS`, with a line in the log.
+- A notice of which no report can be made holds up no other.  What the database refuses is tried
+  again later, and dropped after `ATTEMPTS`; what cannot be composed, a fault of ours that would
+  come again, is dropped at once.  Either is an error in the log.
 
 Crash safety: what a kill leaves
 
@@ -133,6 +134,14 @@ class _Notice(NamedTuple):
         )
 
 
+class _Done(NamedTuple):
+    """What became of a notice once the transaction is committed; `fault`: why it was not told."""
+
+    outcome: str
+    notice: _Notice
+    fault: str = ""
+
+
 # OFFSET 0: each is looked up by its id, whatever is known of how many there are.
 _TAKE = f"""
     WITH due AS MATERIALIZED (
@@ -233,24 +242,28 @@ class Notices:
             return Told(await self._put_off(type(error).__name__), ())
 
     async def _tell(self, most: int) -> Told:
-        done: list[tuple[str, _Notice]] = []
+        done: list[_Done] = []
         lanes: set[DueLane] = set()
         async with self._pool.transaction() as connection:
             cursor = await connection.execute(_TAKE, (most,))
             notices = [_Notice(*row) for row in await cursor.fetchall()]
             for _, group in groupby(notices, lambda notice: notice.content_id):
                 of_one = list(group)
-                done += [("moot", notice) for notice in of_one if not notice.is_so]
+                done += [_Done("moot", notice) for notice in of_one if not notice.is_so]
                 told = [notice for notice in of_one if notice.is_so]
                 if told:
                     lanes |= await self._report(connection, told, done)
-        for outcome, notice in done:
+        for outcome, notice, fault in done:
             NOTICES.labels(outcome).inc()
-            log.info("outbound.told", id=str(notice.message_id), outcome=outcome)
+            id = str(notice.message_id)
+            if outcome == "untold":
+                log.error("outbound.untold", id=id, error=fault)
+            else:
+                log.info("outbound.told", id=id, outcome=outcome)
         return Told(len(notices), lanes)
 
     async def _report(
-        self, connection: Connection, notices: Sequence[_Notice], done: list[tuple[str, _Notice]]
+        self, connection: Connection, notices: Sequence[_Notice], done: list[_Done]
     ) -> set[DueLane]:
         """Queue the report of notices of one content."""
         first = notices[0]
@@ -267,8 +280,8 @@ class Notices:
         try:
             raw = compose(original, fates, hostname=self._hostname, id=id, now=utc_now())
         except Exception as error:  # a fault of ours, which would come again at each look
-            log.error("outbound.untold", id=str(first.message_id), error=type(error).__name__)  # noqa: TRY400 - its text could hold the message
-            done += [("untold", notice) for notice in notices]
+            # Its name alone: its text could hold the message.
+            done += [_Done("untold", notice, type(error).__name__) for notice in notices]
             return set()
         wishes = MailWishes(require_tls=first.require_tls)
         message = Message(
@@ -283,9 +296,9 @@ class Notices:
         try:
             queued = await enqueue(self._pool, [message], ids=[id], conn=connection)
         except Suppressed:
-            done += [("suppressed", notice) for notice in notices]
+            done += [_Done("suppressed", notice) for notice in notices]
             return set()
-        done += [(notice.action, notice) for notice in notices]
+        done += [_Done(notice.action, notice) for notice in notices]
         return queued.due_lanes
 
     async def _put_off(self, why: str) -> int:

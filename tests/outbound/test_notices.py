@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import structlog
 import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
@@ -23,6 +24,7 @@ from relay.outbound.suppressions import Suppressions
 from relay.returns.law import Finding, Kind
 from relay.returns.report import Report, read
 from relay.smtp.dsn import MailWishes, Notify, RcptWishes
+from tests.eventually import eventually
 from tests.outbound.node import Node, put
 
 SHOP = "Shop@x.example"
@@ -140,9 +142,7 @@ async def test_a_deadline_that_no_claim_meets(node: Node):
     soon = datetime.now(UTC) + timedelta(seconds=0.2)
     await submit(node.pool, "a@y.example", not_after=soon)
     await QueueAdmin(node.pool).pause()
-    with trio.fail_after(20):
-        while not await node.queue.expire():
-            await trio.sleep(0.05)
+    await eventually(node.queue.expire, "the deadline is over")
     assert actions(await told(node.pool)) == [[("failed", "a@y.example")]]
 
 
@@ -323,6 +323,19 @@ async def test_one_that_the_database_refuses(pool: Pool):
         await pool.execute("UPDATE relay.outbound_notices SET run_at = now()")
         await told(pool)
     assert await pool.fetch_value("SELECT count(*) FROM relay.outbound_notices") == 0
+
+
+async def test_one_that_cannot_be_composed(node: Node):
+    """Is dropped at once, as it would fail again, and is said to be untold: never told."""
+    for number in range(2):
+        await submit(node.pool, f"a{number}@y.example")
+    await ends(node, Cause.REFUSED)
+    nameless = Notices(node.pool, "mail\ud800.example", delayed_after=3600.0)
+    with structlog.testing.capture_logs() as lines:
+        assert (await nameless.tell()).notices == 2
+    said = [(line["event"], line.get("error")) for line in lines]
+    assert said == [("outbound.untold", "UnicodeEncodeError")] * 2
+    assert await told(node.pool) == []
 
 
 async def test_a_kill_before_the_commit(pool: Pool):
