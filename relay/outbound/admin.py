@@ -44,7 +44,7 @@ from relay.errors import Bug
 from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import FLUSH, announce
 from relay.outbound.lanes import PRIORITIES
-from relay.outbound.render import mail_of
+from relay.outbound.render import written
 from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
 from relay.outbound.unsubscribing import Unsubscribing
@@ -663,11 +663,7 @@ class QueueAdmin:
         said = dict.fromkeys(Claimed._fields) | dict(zip(_SAID, row, strict=True))
         claimed = Claimed(**said | {"has_body": True})  # type: ignore[arg-type]  # by name
         # In a thread, as a large one takes as long as a thousand ordinary ones.
-        return await trio.to_thread.run_sync(self._written, claimed)
-
-    def _written(self, message: Claimed) -> Mail:
-        mail = mail_of(message)
-        return mail if self._unsubscribing is None else self._unsubscribing.mail(mail, message)
+        return await trio.to_thread.run_sync(written, claimed, self._unsubscribing)
 
     async def events(
         self, message_id: UUID, owner: UUID | None = None

@@ -50,7 +50,7 @@ from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.errors import Bug, Invalid, PermanentFailure
 from relay.ids import new_ids
-from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
+from relay.outbound.lanes import BULK, PRIORITIES, DueLane, lane_of
 from relay.outbound.message import Message
 from relay.smtp.dsn import NO_WISHES, NOTHING_SAID
 
@@ -62,7 +62,6 @@ HIGH = "high"
 KEY_LIFETIME = 24 * 3600.0
 """Seconds for which an idempotency key is remembered."""
 
-_BULK = PRIORITIES.index("bulk")
 _MAX_KEY = 255  # bytes
 # What a call may take on top of the pool's own deadline: a slow network, and a busy server.
 _BYTES_A_SECOND, _LETTERS_A_SECOND = 256 * 1024, 100
@@ -136,7 +135,7 @@ def _statement(*, submitted: bool) -> str:
              AS m (address, owner, priority)
         JOIN relay.suppressions s
           ON s.address = m.address AND s.owner IN ('{ADMINISTRATOR_ID}', m.owner)
-         AND (s.cause <> 'unsubscribed' OR s.owner = m.owner AND m.priority = {_BULK})
+         AND (s.cause <> 'unsubscribed' OR s.owner = m.owner AND m.priority = {BULK})
     ), key AS (
         INSERT INTO relay.outbound_keys AS k (owner, key, body_hash, ids)
         SELECT %(key_owner)s, %(key)s::text, %(key_hash)s::bytea, %(m_id)b::uuid[]

@@ -48,6 +48,7 @@ from uuid import UUID
 
 PRIORITIES = ("high", "normal", "bulk")
 """The priorities by name; a priority's number is its position."""
+BULK = PRIORITIES.index("bulk")
 
 GUARANTEE = 20
 """A lower priority that has something due gets at least one delivery in so many."""

@@ -19,6 +19,7 @@ from functools import lru_cache
 
 from relay.outbound.claimed import Claimed
 from relay.outbound.compose import MAX_LINE, SEVEN_BIT, compose, date_of
+from relay.outbound.unsubscribing import Unsubscribing
 from relay.smtp.client import Mail
 
 _ADDRESS = re.compile(r"[A-Za-z0-9_+\-]+(?:\.[A-Za-z0-9_+\-]+)*@[a-z0-9]+(?:[.\-][a-z0-9]+)*")
@@ -47,6 +48,12 @@ def mail_of(claimed: Claimed) -> Mail:
     # In one zone, whatever the session's is: an instant is written in many ways.
     date = claimed.created_at.astimezone(UTC)
     return compose(claimed.message, id=str(claimed.id), date=date)
+
+
+def written(claimed: Claimed, unsubscribing: Unsubscribing | None) -> Mail:
+    """Return the mail that goes out: with its fields to unsubscribe by, which signatures cover."""
+    mail = mail_of(claimed)
+    return mail if unsubscribing is None else unsubscribing.mail(mail, claimed)
 
 
 def _plain(claimed: Claimed) -> Mail | None:

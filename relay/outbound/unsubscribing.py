@@ -34,7 +34,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from relay.outbound.claimed import Claimed
-from relay.outbound.lanes import PRIORITIES
+from relay.outbound.lanes import BULK
 from relay.smtp.client import Mail
 
 PATH = "/unsubscribe"
@@ -46,7 +46,6 @@ FIELD, ONE_CLICK = "List-Unsubscribe", "One-Click"
 MAX_TOKEN = 600
 """Characters of a token; one of the longest address has 403."""
 
-_BULK = PRIORITIES.index("bulk")
 _PURPOSE = b"relay unsubscribe"
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{66,{MAX_TOKEN}}}", re.ASCII)
 _IDS = 32  # octets: the owner and the message
@@ -99,7 +98,7 @@ class Unsubscribing:
 
     def wants(self, message: Claimed) -> bool:
         """Whether a message is one of those that get the fields, unless its author wrote them."""
-        return bool(self._before) and message.priority == _BULK
+        return bool(self._before) and message.priority == BULK
 
     def mail(self, mail: Mail, message: Claimed) -> Mail:
         """Return the mail of a message with the fields, or as it is where it gets none."""

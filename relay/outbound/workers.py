@@ -45,7 +45,7 @@ from relay.outbound.mx.exchangers import Unreachable
 from relay.outbound.mx.lookups import Lookups
 from relay.outbound.mx.sites import Site
 from relay.outbound.queue import Queue
-from relay.outbound.render import mail_of
+from relay.outbound.render import written
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import Connections, Routes
 from relay.outbound.settler import ours
@@ -376,13 +376,8 @@ class Workers:
 
     def _make(self, message: Claimed) -> Mail:
         """Compose and sign a message; in a thread."""
-        mail = self._written(message)
+        mail = written(message, self._unsubscribing)
         return mail if self._signer is None else self._signer.signed(mail)
-
-    def _written(self, message: Claimed) -> Mail:
-        """Compose a message, with its fields to unsubscribe by: signatures cover those, too."""
-        mail = mail_of(message)
-        return mail if self._unsubscribing is None else self._unsubscribing.mail(mail, message)
 
     def _were_made(self, batch: Sequence[tuple[Line[Job, Way], Job, Mail | Exception]]) -> None:
         """Have what was signed delivered."""
@@ -645,7 +640,7 @@ class Workers:
             return job.mail
         assert job.message.has_body  # else `_prepare` has made the mail
         try:
-            return self._written(job.message)
+            return written(job.message, self._unsubscribing)
         except PermanentFailure as error:
             self._unfit(job, error)
             return None
