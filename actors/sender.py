@@ -81,6 +81,7 @@ from relay.outbound.settler import Settler
 from relay.outbound.shaping_keeper import ShapingKeeper
 from relay.outbound.shaping_store import ShapingStore
 from relay.outbound.signer import Signer
+from relay.outbound.suppressions import Suppressions
 from relay.outbound.traffic import Traffic
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.outbound.workers import ReportField, Way, Workers
@@ -183,6 +184,7 @@ async def run(
         return await hand_over(writer, Accept(reverse_path, named, raw, captured=captured))
 
     rng = rng or new_rng()
+    traffic = traffic or Traffic()
     unit = settings.retry_unit
     captures = None if capture is None else capture.takes
     loopback = Loopback(
@@ -200,8 +202,8 @@ async def run(
         rng,
         signer,
         return_paths,
-        traffic or Traffic(),
-        ShapingStore(pool),
+        traffic,
+        ShapingKeeper(ShapingStore(pool), Suppressions(pool), traffic),
         unsubscribing,
     )
     hub = hub or Hub()
@@ -242,11 +244,11 @@ class _Sender:
         signer: Signer | None,
         return_paths: ReturnPaths | None,
         traffic: Traffic,
-        shaping: ShapingStore,
+        shaping: ShapingKeeper,
         unsubscribing: Unsubscribing | None,
     ) -> None:
         self._ctx = ctx
-        self._shaping = ShapingKeeper(shaping, traffic)
+        self._shaping = shaping
         self._signer = signer
         self._queue = queue
         self._claimer = claimer

@@ -36,6 +36,7 @@ from relay.db.pool import Pool
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.states import Cause, State, next_state
+from relay.outbound.suppressions import MAX_REASON, UNLESS_SUPPRESSED
 from relay.redact import redact
 from relay.returns.law import FULL_MOST, FULL_WITHIN, Finding, Kind
 
@@ -110,7 +111,7 @@ _KEEP = Statement(
 )
 _NOBODY = bytes(16)
 
-_APPLY = """
+_APPLY = f"""
     WITH done AS (
         DELETE FROM relay.returns
         WHERE id = %(came)s
@@ -148,7 +149,7 @@ _APPLY = """
         RETURNING message_id, attempt, owner, address
     ), suppressed AS (
         INSERT INTO relay.suppressions (address, owner, reason, cause)
-        SELECT r.address, r.owner, left(%(reason)s, 500), %(cause)s
+        SELECT r.address, r.owner, left(%(reason)s, {MAX_REASON}), %(cause)s
         FROM reported r
         WHERE %(suppress)s
            OR %(full)s AND %(most)s <= 1 + (
@@ -158,10 +159,7 @@ _APPLY = """
                   AND p.owner = r.owner
                   AND p.is_full
                   AND p.created_at > now() - make_interval(days => %(within)s))
-        -- Who unsubscribed from bulk gets nothing now; what somebody put there stays as it is.
-        ON CONFLICT (address, owner) DO UPDATE
-        SET cause = excluded.cause, reason = excluded.reason
-        WHERE suppressions.cause = 'unsubscribed'
+        {UNLESS_SUPPRESSED}
         RETURNING address
     ), told AS (
         INSERT INTO relay.webhook_events (kind, subject_id, signer, url, detail)
@@ -175,7 +173,7 @@ _APPLY = """
     SELECT (SELECT count(*) FROM reported) + (SELECT count(*) FROM gone) > 0,
            (SELECT count(*) FROM suppressed) > 0,
            (SELECT count(pg_notify('relay_webhooks', '')) FROM told LIMIT 1)
-    """
+    """  # noqa: S608 - constants
 
 
 class Returned:

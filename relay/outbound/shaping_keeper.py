@@ -22,7 +22,8 @@ from relay.db.listen import Hub
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.outbound.jobs import Job
-from relay.outbound.shaping_store import Refused, ShapingStore
+from relay.outbound.shaping_store import ShapingStore
+from relay.outbound.suppressions import Refused, Suppressions
 from relay.outbound.traffic import SUSPENDED, Learned, Receiver, Traffic
 
 log = get_logger()
@@ -47,8 +48,9 @@ class Gatekeeping(Protocol):
 class ShapingKeeper:
     """The keeper of one sender."""
 
-    def __init__(self, store: ShapingStore, traffic: Traffic) -> None:
+    def __init__(self, store: ShapingStore, suppressions: Suppressions, traffic: Traffic) -> None:
         self._store = store
+        self._suppressions = suppressions
         self._traffic = traffic
         self._learned: list[Learned] = []
         self._refused: list[Refused] = []
@@ -104,7 +106,7 @@ class ShapingKeeper:
         try:
             await self._store.keep(learned)
             learned = []
-            await self._store.suppress(refused)
+            await self._suppressions.suppress(refused)
             refused = []
         finally:
             self._learned = learned + self._learned

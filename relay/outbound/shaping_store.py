@@ -4,8 +4,6 @@ Promises
 - What was learned outlasts whoever learned it: it holds on other nodes, and after a restart, until
   its time is over by the database's clock.
 - Learned by several nodes, what lasts longest and leaves least holds.
-- Whoever is suppressed by a reply is so for the owner of the mail, and nobody else; what somebody
-  put on the list stays as it is.
 
 Fails with `DatabaseUnavailable`, from the pool.
 
@@ -20,21 +18,11 @@ What a crash leaves
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
-from uuid import UUID
 
 import trio
 
 from relay.db.pool import Pool
 from relay.outbound.traffic import Learned, Receiver
-
-
-class Refused(NamedTuple):
-    """A recipient whom a reply has suppressed."""
-
-    owner: UUID
-    address: str
-    reason: str
 
 
 class ShapingStore:
@@ -94,30 +82,6 @@ class ShapingStore:
                 reason = excluded.reason
             """,
             columns,
-        )
-
-    async def suppress(self, refused: Sequence[Refused]) -> int:
-        """Put recipients on the list of those who are not written to; returns how many are new."""
-        last = {(one.owner, one.address.lower()): one for one in refused}
-        rows = [last[key] for key in sorted(last)]
-        if not rows:
-            return 0
-        return await self._pool.execute(
-            """
-            INSERT INTO relay.suppressions (address, owner, reason, cause)
-            SELECT DISTINCT ON (address, owner) address, owner, left(reason, 500), 'bounced'
-            FROM unnest(%s::text[], %s::uuid[], %s::text[]) AS one (address, owner, reason)
-            ORDER BY address, owner
-            -- Who unsubscribed from bulk gets nothing now; what somebody put there stays as it is.
-            ON CONFLICT (address, owner) DO UPDATE
-            SET cause = excluded.cause, reason = excluded.reason
-            WHERE suppressions.cause = 'unsubscribed'
-            """,
-            (
-                [one.address for one in rows],
-                [one.owner for one in rows],
-                [one.reason for one in rows],
-            ),
         )
 
     async def let_go(

@@ -7,6 +7,8 @@ Promises
 - An entry refuses new mail at once, and cancels what is queued when its turn comes.
 - An address that unsubscribed gets no bulk mail of that owner's, and all other mail.  That holds
   whatever else puts the address here, until it is taken back by itself.
+- Whom a reply or a report suppresses is so for the owner of the mail, and nobody else; what
+  somebody put on the list stays as it is.
 - Who unsubscribes is told so after COMMIT.  Webhooks are told by the same commit, once, however
   often it is asked for and by whichever of the owner's messages.
 
@@ -15,8 +17,10 @@ Fails with `MalformedMessage` for what is no address and `DatabaseUnavailable` f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from relay.access.owners import ADMINISTRATOR_ID
@@ -27,6 +31,14 @@ from relay.outbound.unsubscribing import Link
 
 MAX_REASON = 500
 """Characters of a reason."""
+
+UNLESS_SUPPRESSED = """
+        -- Who unsubscribed from bulk gets nothing now; what somebody put there stays as it is.
+        ON CONFLICT (address, owner) DO UPDATE
+        SET cause = excluded.cause, reason = excluded.reason
+        WHERE suppressions.cause = 'unsubscribed'
+"""
+"""How an INSERT into `relay.suppressions` of what a receiver said ends."""
 
 _REASON = "unsubscribed from bulk mail"
 
@@ -58,6 +70,14 @@ _UNSUBSCRIBE = """
     SELECT EXISTS (SELECT FROM put),
            (SELECT count(pg_notify('relay_webhooks', '')) FROM told LIMIT 1)
     """
+
+
+class Refused(NamedTuple):
+    """A recipient whom a reply has suppressed."""
+
+    owner: UUID
+    address: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +171,28 @@ class Suppressions:
             },
         )
         return bool(rows[0][0])
+
+    async def suppress(self, refused: Sequence[Refused]) -> int:
+        """Put recipients on their owners' lists; returns how many were written down."""
+        last = {(one.owner, one.address.lower()): one for one in refused}
+        rows = [last[key] for key in sorted(last)]
+        if not rows:
+            return 0
+        return await self._pool.execute(
+            f"""
+            INSERT INTO relay.suppressions (address, owner, reason, cause)
+            SELECT DISTINCT ON (address, owner) address, owner,
+                   left(reason, {MAX_REASON}), 'bounced'
+            FROM unnest(%s::text[], %s::uuid[], %s::text[]) AS one (address, owner, reason)
+            ORDER BY address, owner
+            {UNLESS_SUPPRESSED}
+            """,  # noqa: S608 - constants
+            (
+                [one.address for one in rows],
+                [one.owner for one in rows],
+                [one.reason for one in rows],
+            ),
+        )
 
     async def holds(self, owner: UUID, address: str) -> bool:
         """Whether mail of the owner's to an address would be refused, whatever its priority."""
