@@ -21,7 +21,6 @@ Pure; the caller reads the file.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections import deque
@@ -33,6 +32,7 @@ from typing import Any, NamedTuple
 from relay.addresses import canonical_domain
 from relay.errors import ConfigError
 from relay.outbound.reply_patterns import Pattern, compile_pattern
+from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
 from relay.settings import duration
 from relay.smtp.client import Outcome, Phase, Verdict
 
@@ -49,7 +49,6 @@ LONGEST = 7 * 86_400.0
 """Seconds that a reply may slow or suspend for at most."""
 
 _ABOUT_RECIPIENT = frozenset({Phase.RCPT, Phase.DATA, Phase.DOT})
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}", re.ASCII)
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(s|m|min|h|hour|d|day)", re.ASCII)
 _PER = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0}
 _PER["day"] = _PER["d"]
@@ -220,14 +219,6 @@ def parse(text: str, name: str) -> Rules:
     return _Reading(text, name).rules(table)
 
 
-class _Wrong(ValueError):
-    """What is wrong with the value of a key, as a clause."""
-
-    def __init__(self, key: str, says: str) -> None:
-        super().__init__(says)
-        self.key = key
-
-
 class _Reading:
     """One file that is read."""
 
@@ -238,17 +229,19 @@ class _Reading:
     def rules(self, table: dict[str, Any]) -> Rules:
         default = Provider("")
         providers: list[Provider] = []
+        try:
+            check_keys(table, ["default", "provider"])
+        except Wrong as error:
+            raise self._error((), error.key, str(error)) from error
         for key, value in table.items():
             if key == "default":
                 default = self._provider("", value, ("default",))
-            elif key == "provider":
+            else:
                 if not isinstance(value, dict):
                     raise self._error((), key, "providers are tables, as [provider.example]")
                 providers += [
                     self._provider(each, said, ("provider", each)) for each, said in value.items()
                 ]
-            else:
-                raise self._error((), key, _unknown(key, ["default", "provider"]))
         by_domain: dict[str, Provider] = {}
         by_host: dict[str, Provider] = {}
         for provider in providers:
@@ -266,11 +259,11 @@ class _Reading:
     def _provider(self, name: str, said: Any, path: tuple[str, ...]) -> Provider:
         if not isinstance(said, dict):
             raise self._error(path[:-1], path[-1], "it must be a table")
-        if name and not _NAME.fullmatch(name):
+        if name and not is_name(name):
             raise self._error(path, "", f"{name!r} is no name: it takes a-z, 0-9, - and _")
         known = ["connections", "messages", "rate", "replies", *(["mx", "domains"] if name else [])]
         try:
-            _check_keys(said, known)
+            check_keys(said, known)
             limits = Limits(
                 _count(said, "connections", 10_000),
                 _count(said, "messages", 1_000_000),
@@ -278,7 +271,7 @@ class _Reading:
             )
             hosts, domains = _names(said, "mx"), _names(said, "domains")
             replies = _tables(said)
-        except _Wrong as error:
+        except Wrong as error:
             raise self._error(path, error.key, str(error)) from error
         if name and not hosts and not domains:
             says = "it says neither mx nor domains, so nothing would be its own"
@@ -291,14 +284,14 @@ class _Reading:
     def _reply(self, said: dict[str, Any], path: tuple[str, ...], number: int) -> ReplyRule:
         try:
             return _reply(said, self._line(path, "", number))
-        except _Wrong as error:
+        except Wrong as error:
             raise self._error(path, error.key, str(error), number) from error
 
     def _error(self, path: tuple[str, ...], key: str, says: str, number: int = 0) -> ConfigError:
         where = ".".join((*path, key) if key else path)
         line = self._line(path, key, number)
-        end = "" if says.endswith("?") else "."
-        return ConfigError(f"The traffic rules {self._name}, line {line}: {where}: {says}{end}")
+        said = sentence(says)
+        return ConfigError(f"The traffic rules {self._name}, line {line}: {where}: {said}")
 
     def _line(self, path: tuple[str, ...], key: str, number: int = 0) -> int:
         """The line of a key in the number-th table of a path; that of its head if it has none."""
@@ -331,59 +324,53 @@ def _keys(lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...], str | No
 
 
 def _reply(said: dict[str, Any], line: int) -> ReplyRule:
-    _check_keys(said, ["code", "enhanced", "text", "slow", "to", "suspend", "suppress", "after"])
+    check_keys(said, ["code", "enhanced", "text", "slow", "to", "suspend", "suppress", "after"])
     asks = [each for each in Asks if each in said]
     if len(asks) != 1:
-        raise _Wrong("", "a reply asks for one of slow, suspend and suppress")
+        raise Wrong("", "a reply asks for one of slow, suspend and suppress")
     (what,) = asks
     codes = _codes(said)
     enhanced = said.get("enhanced", "")
     if not isinstance(enhanced, str) or (enhanced and not _ENHANCED.fullmatch(enhanced)):
-        raise _Wrong("enhanced", 'it must be a code as "4.7.28", or all of them as "4.7.x"')
+        raise Wrong("enhanced", 'it must be a code as "4.7.28", or all of them as "4.7.x"')
     text = None
     if "text" in said:
         if not isinstance(said["text"], str):
-            raise _Wrong("text", "it must be a text")
+            raise Wrong("text", "it must be a text")
         try:
             text = compile_pattern(said["text"])
         except ValueError as error:
-            raise _Wrong("text", str(error)) from error
+            raise Wrong("text", str(error)) from error
     if not codes and not enhanced and text is None:
-        raise _Wrong("", "it says of no reply what it means: code, enhanced or text is missing")
+        raise Wrong("", "it says of no reply what it means: code, enhanced or text is missing")
     seconds, factor = 0.0, 1.0
     if what is Asks.SUPPRESS:
         if said["suppress"] is not True:
-            raise _Wrong("suppress", "it can only be true")
+            raise Wrong("suppress", "it can only be true")
         if any(not code.startswith("5") for code in codes) or enhanced.startswith("4"):
-            raise _Wrong("suppress", "only what is refused for good (5yz) is suppressed")
+            raise Wrong("suppress", "only what is refused for good (5yz) is suppressed")
         if enhanced.startswith("5.7"):
-            raise _Wrong("suppress", "5.7.z is about the sender, and suppresses nobody")
+            raise Wrong("suppress", "5.7.z is about the sender, and suppresses nobody")
     else:
         seconds = _seconds(said, what)
     if what is Asks.SLOW:
         factor = said.get("to", 0.5)
         if isinstance(factor, bool) or not isinstance(factor, int | float):
-            raise _Wrong("to", "it must be a number")
+            raise Wrong("to", "it must be a number")
         if not LEAST_FACTOR <= factor < 1:
-            raise _Wrong("to", f"what is left is at least {LEAST_FACTOR:g}, and less than 1")
+            raise Wrong("to", f"what is left is at least {LEAST_FACTOR:g}, and less than 1")
     elif "to" in said:
-        raise _Wrong("to", "it says to what part something is slowed, and goes with slow")
+        raise Wrong("to", "it says to what part something is slowed, and goes with slow")
     after = said.get("after", 1)
     if isinstance(after, bool) or not isinstance(after, int) or not 1 <= after <= 1000:
-        raise _Wrong("after", "it must be a number of replies, from 1 to 1000")
+        raise Wrong("after", "it must be a number of replies, from 1 to 1000")
     return ReplyRule(what, line, codes, enhanced, text, seconds, float(factor), after)
-
-
-def _check_keys(said: dict[str, Any], known: Sequence[str]) -> None:
-    for key in said:
-        if key not in known:
-            raise _Wrong(key, _unknown(key, known))
 
 
 def _tables(said: dict[str, Any]) -> list[dict[str, Any]]:
     replies = said.get("replies", [])
     if not isinstance(replies, list) or not all(isinstance(one, dict) for one in replies):
-        raise _Wrong("replies", "replies are tables, as [[provider.example.replies]]")
+        raise Wrong("replies", "replies are tables, as [[provider.example.replies]]")
     return replies
 
 
@@ -392,7 +379,7 @@ def _codes(said: dict[str, Any]) -> tuple[str, ...]:
     listed = value if isinstance(value, list | tuple) else [value]
     codes = [str(each).lower() for each in listed if not isinstance(each, bool)]
     if len(codes) != len(listed) or not all(map(_CODE.fullmatch, codes)):
-        raise _Wrong("code", 'it must be a code of 4yz or 5yz, as 421 or "45x", or a list of them')
+        raise Wrong("code", 'it must be a code of 4yz or 5yz, as 421 or "45x", or a list of them')
     return tuple(codes)
 
 
@@ -401,9 +388,9 @@ def _seconds(said: dict[str, Any], key: str) -> float:
     try:
         seconds = duration(value) if isinstance(value, str) else None
     except ValueError as error:
-        raise _Wrong(key, str(error)) from error
+        raise Wrong(key, str(error)) from error
     if seconds is None or not 0 < seconds <= LONGEST:
-        raise _Wrong(key, 'it must be for how long, as "30m", and at most "7d"')
+        raise Wrong(key, 'it must be for how long, as "30m", and at most "7d"')
     return seconds
 
 
@@ -412,7 +399,7 @@ def _count(said: dict[str, Any], key: str, most: int) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _Wrong(key, f"it must be a whole number from 1 to {most}")
+        raise Wrong(key, f"it must be a whole number from 1 to {most}")
     return value
 
 
@@ -422,7 +409,7 @@ def _rate(said: dict[str, Any]) -> Rate | None:
         return None
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None or int(match[1]) < 1:
-        raise _Wrong("rate", 'it must be how many mails in which time, as "20/s", "600/h" or "5/d"')
+        raise Wrong("rate", 'it must be how many mails in which time, as "20/s", "600/h" or "5/d"')
     rate = int(match[1]) / _PER[match[2]]
     return Rate(rate, max(rate, 1.0))
 
@@ -430,22 +417,17 @@ def _rate(said: dict[str, Any]) -> Rate | None:
 def _names(said: dict[str, Any], key: str) -> tuple[str, ...]:
     value = said.get(key, [])
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise _Wrong(key, 'it must be a list of names, as ["example.com"]')
+        raise Wrong(key, 'it must be a list of names, as ["example.com"]')
     names = []
     for one in value:
         try:
             name = canonical_domain(one.removeprefix("."))
         except ValueError as error:
-            raise _Wrong(key, f"{one!r} is no domain: {error}") from error
+            raise Wrong(key, f"{one!r} is no domain: {error}") from error
         if name.startswith("[") or (key == "mx" and "." not in name):
-            raise _Wrong(key, f"{one!r} is no domain of hosts")
+            raise Wrong(key, f"{one!r} is no domain of hosts")
         names.append(name)
     return tuple(dict.fromkeys(names))
-
-
-def _unknown(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return "there is no such key" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _fits_code(pattern: str, code: int) -> bool:

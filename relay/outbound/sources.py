@@ -17,7 +17,6 @@ Pure; the day is given.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
@@ -28,12 +27,12 @@ from typing import Any
 from relay.addresses import canonical_domain
 from relay.errors import ConfigError
 from relay.outbound.shaping import Rate
+from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
 
 NAME = "RELAY_OUTBOUND__SOURCES"
 DAY = 86_400.0
 
 _BURST = 10  # a tenth of a day's mail may go at once
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}", re.ASCII)
 _DAYS = re.compile(r"(\d{1,3})d", re.ASCII)
 _MOST = 10**9
 
@@ -128,10 +127,6 @@ def _domain_of(address: str) -> str:
 # Reading ------------------------------------------------------------------------------------------
 
 
-class _Wrong(ValueError):
-    """What is wrong with the value of a key, as a clause."""
-
-
 def parse(listed: Sequence[Mapping[str, Any]]) -> Sources:
     """Return the sources that a setting lists.  Raises `ConfigError`."""
     sources: list[Source] = []
@@ -142,8 +137,9 @@ def parse(listed: Sequence[Mapping[str, Any]]) -> Sources:
         where = f"source {number}" if not isinstance(name, str) else f"source {name!r}"
         try:
             source, senders = _source(said), _senders(said)
-        except _Wrong as error:
-            raise ConfigError(f"{NAME}, {where}: {error}.") from error
+        except Wrong as error:
+            says = sentence(str(error))
+            raise ConfigError(f"{NAME}, {where}: {error.key}: {says}") from error
         taken = next((sender for sender in senders if sender in by_sender), None)
         wrong = ""
         if source.name in {one.name for one in sources}:
@@ -162,19 +158,11 @@ def parse(listed: Sequence[Mapping[str, Any]]) -> Sources:
 
 
 def _source(said: Mapping[str, Any]) -> Source:
-    _check_keys(said, ["name", "ehlo", "addresses", "senders", "warm_up"])
+    check_keys(said, ["name", "ehlo", "addresses", "senders", "warm_up"])
     name = said.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _Wrong("name: it must be a name of a-z, 0-9, - and _")
+    if not isinstance(name, str) or not is_name(name):
+        raise Wrong("name", "it must be a name of a-z, 0-9, - and _")
     return Source(name, _ehlo(said), _addresses(said), _warm_up(said))
-
-
-def _check_keys(said: Mapping[str, Any], known: Sequence[str], prefix: str = "") -> None:
-    for key in said:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f", perhaps {near[0]}" if near else ""
-            raise _Wrong(f"{prefix}{key}: there is no such key{hint}")
 
 
 def _ehlo(said: Mapping[str, Any]) -> str | None:
@@ -184,9 +172,9 @@ def _ehlo(said: Mapping[str, Any]) -> str | None:
     try:
         name = canonical_domain(value) if isinstance(value, str) else ""
     except ValueError as error:
-        raise _Wrong(f"ehlo: {value!r} is no name of a host ({error})") from error
+        raise Wrong("ehlo", f"{value!r} is no name of a host ({error})") from error
     if "." not in name or name.startswith("["):
-        raise _Wrong(f"ehlo: {value!r} is no full name of a host, as mta1.example.com is")
+        raise Wrong("ehlo", f"{value!r} is no full name of a host, as mta1.example.com is")
     return name
 
 
@@ -194,17 +182,17 @@ def _addresses(said: Mapping[str, Any]) -> tuple[str, ...]:
     value = said.get("addresses", [])
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
-        raise _Wrong("addresses: it must be a list of IP addresses")
+        raise Wrong("addresses", "it must be a list of IP addresses")
     found: dict[int, str] = {}
     for one in listed:
         try:
             address = ipaddress.ip_address(one)
         except ValueError:
-            raise _Wrong(f"addresses: {one!r} is no IP address") from None
+            raise Wrong("addresses", f"{one!r} is no IP address") from None
         if address.is_unspecified or address.is_multicast:
-            raise _Wrong(f"addresses: from {one} nothing can be sent")
+            raise Wrong("addresses", f"from {one} nothing can be sent")
         if address.version in found:
-            raise _Wrong(f"addresses: a source has one of IPv{address.version} at most")
+            raise Wrong("addresses", f"a source has one of IPv{address.version} at most")
         found[address.version] = str(address)
     return tuple(found.values())
 
@@ -212,14 +200,14 @@ def _addresses(said: Mapping[str, Any]) -> tuple[str, ...]:
 def _senders(said: Mapping[str, Any]) -> list[str]:
     value = said.get("senders", [])
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise _Wrong("senders: it must be a list of addresses and domains")
+        raise Wrong("senders", "it must be a list of addresses and domains")
     senders = []
     for one in value:
         local, at, domain = one.rpartition("@")
         try:
             domain = canonical_domain(domain)
         except ValueError as error:
-            raise _Wrong(f"senders: {one!r} is no address and no domain ({error})") from error
+            raise Wrong("senders", f"{one!r} is no address and no domain ({error})") from error
         senders.append(f"{local.lower()}@{domain}" if at and local else domain)
     return list(dict.fromkeys(senders))
 
@@ -229,27 +217,27 @@ def _warm_up(said: Mapping[str, Any]) -> WarmUp | None:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        _check_keys(value, ["start", "first", "double_every", "until"], "warm_up.")
+        check_keys(value, ["start", "first", "double_every", "until"], "warm_up.")
         start = _day(value.get("start"), "warm_up.start")
         first, until = (_number(value.get(key), f"warm_up.{key}") for key in ("first", "until"))
         every = value.get("double_every", "1d")
         match = _DAYS.fullmatch(every) if isinstance(every, str) else None
         if match is None or int(match[1]) < 1:
-            raise _Wrong('warm_up.double_every: it must be days, as "1d"')
+            raise Wrong("warm_up.double_every", 'it must be days, as "1d"')
         if until <= first:
-            raise _Wrong("warm_up.until: it must be more than first")
+            raise Wrong("warm_up.until", "it must be more than first")
         return WarmUp((), start, first, int(match[1]), until)
     steps = []
     if not isinstance(value, list | tuple) or not value:
-        raise _Wrong("warm_up: it must be a table, or a list of days with their mails")
+        raise Wrong("warm_up", "it must be a table, or a list of days with their mails")
     for one in value:
         if not isinstance(one, list | tuple) or len(one) != 2:
-            raise _Wrong('warm_up: each is a day and its mails, as ["2026-11-01", 50]')
+            raise Wrong("warm_up", 'each is a day and its mails, as ["2026-11-01", 50]')
         least = 0 if one is value[-1] else 1
         steps.append((_day(one[0], "warm_up"), _number(one[1], "warm_up", least)))
     days = [day for day, _ in steps]
     if days != sorted(set(days)):
-        raise _Wrong("warm_up: the days must follow on each other")
+        raise Wrong("warm_up", "the days must follow on each other")
     return WarmUp(tuple(steps))
 
 
@@ -259,10 +247,10 @@ def _day(value: object, key: str) -> date:
             return date.fromisoformat(value)
     except ValueError:
         pass
-    raise _Wrong(f'{key}: it must be a day, as "2026-11-01"')
+    raise Wrong(key, 'it must be a day, as "2026-11-01"')
 
 
 def _number(value: object, key: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise _Wrong(f"{key}: it must be a whole number of mails")
+        raise Wrong(key, "it must be a whole number of mails")
     return value

@@ -61,7 +61,10 @@ def test_a_list_is_read_whole():
     [
         ({}, "source 1: name: it must be a name"),
         ({"name": "A b"}, "source 'A b': name: it must be a name"),
-        ({"name": "a", "adresses": []}, "source 'a': adresses: there is no such key, perhaps add"),
+        (
+            {"name": "a", "adresses": []},
+            "source 'a': adresses: there is no such key; did you mean addresses?",
+        ),
         ({"name": "a", "ehlo": "mta"}, "source 'a': ehlo: 'mta' is no full name of a host"),
         ({"name": "a", "ehlo": 1}, "source 'a': ehlo: 1 is no"),
         ({"name": "a", "ehlo": "[192.0.2.1]"}, "source 'a': ehlo: '[192.0.2.1]' is no"),
