@@ -8,8 +8,9 @@ Promises
 - A day (UTC) is reported when it is over, at a time within `SPREAD` after that is the domain's by
   chance, to all that the domain's record names then: by mail through the queue, and by POST to
   https: URLs at public addresses.  A domain without a record has its results forgotten.
-- A report is queued once: its mail and what was counted go with one commit.  What is posted may
-  come twice, after a crash; its id tells.
+- A report is mailed once: that it was is noted in the commit that queues it (`mailed`), which
+  removes what was counted, too, unless it is to be posted still.  Then its counts stay until that
+  has ended.  What is posted may come twice, after a crash; its id tells.
 - What cannot be posted, or whose record cannot be asked for, is tried `MOST_ATTEMPTS` times,
   `AGAIN` seconds apart and more, and then given up.
 - What is older than `KEPT` days is removed, whatever became of it.
@@ -55,11 +56,18 @@ log = get_logger()
 
 SPREAD = 4 * 3600.0
 """Seconds after the end of a day over which its reports are made: not all at midnight (4.1)."""
-LATE = 300.0
-"""Seconds after the end of a day in which other nodes add what they counted."""
+EARLIER = 30.0
+"""Seconds by which what is stored is taken to be older: it was counted in the minute before."""
+LATE = EARLIER + 270.0
+"""Seconds after the end of a day in which nodes add what they counted: after `EARLIER` nothing is
+dated to it any more, and what was has so long to be committed."""
 AGAIN = 1800.0
+"""Seconds from the first attempt that failed to the next; after the second twice as many, and so
+on, a tenth more or less."""
 MOST_ATTEMPTS = 8
+"""Attempts at one report, of its posts or of asking who wants it; after the last it is given up."""
 KEPT = 4
+"""Days for which results and reports are kept at most."""
 MOST_AT_ONCE = 50
 """Reports that one round makes."""
 
@@ -122,7 +130,7 @@ class TlsReports:
                 """
                 INSERT INTO relay.tls_results AS r
                     (day, domain, key, policy, fault, host, address, count)
-                SELECT ((now() - interval '30 s') AT TIME ZONE 'UTC')::date,
+                SELECT ((now() - make_interval(secs => %(earlier)s)) AT TIME ZONE 'UTC')::date,
                        n.domain, n.key, n.policy::jsonb, n.fault, n.host, n.address, n.count
                 FROM unnest(%(keys)s::bytea[], %(domains)s::text[], %(policies)s::text[],
                             %(faults)s::text[], %(hosts)s::text[], %(addresses)s::text[],
@@ -132,7 +140,7 @@ class TlsReports:
                 ON CONFLICT (day, domain, key) DO UPDATE
                 SET count = r.count + excluded.count
                 """,
-                dict(zip(_COLUMNS, columns, strict=True)),
+                {"earlier": EARLIER, **dict(zip(_COLUMNS, columns, strict=True))},
             )
         except BaseException:
             self._results.put_back(taken)
