@@ -6,6 +6,7 @@ import contextlib
 import smtplib
 import threading
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -100,10 +101,13 @@ async def test_each_is_told_once(tmp_path: Path):
                     assert row is not None
                     return int(row[0]), int(row[1])
 
-            with trio.fail_after(60):
+            await eventually(
+                partial(trio.to_thread.run_sync, left),
                 # In this order: what is due makes a notice, a notice what is due.
-                while await trio.to_thread.run_sync(left) != (0, 0):
-                    await trio.sleep(0.1)
+                "nothing is due, and nothing is to be told",
+                until=lambda left: left == (0, 0),
+                within=60,
+            )
     told: dict[str, set[str]] = defaultdict(set)
     for received in sink.received:
         assert received.sender == ""

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from email.message import Message
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -16,6 +17,7 @@ import trio
 
 from relay.returns.report import DSN, Report, read
 from tests.certificates import write
+from tests.eventually import eventually
 from tests.outbound.sink import Received, Session, Sink, running_sink
 from tests.relay_process import RelayProcess
 from tests.returns.samples import report, status
@@ -63,11 +65,12 @@ class Reporting:
 
     async def got(self, to: str = SHOP, *, count: int = 1) -> list[Received]:
         """What the sink got for an address, once it is so much."""
-        found: list[Received] = []
-        with trio.fail_after(30):
-            while len(found) < count:
-                await trio.sleep(0.02)
-                found = [one for one in self.sink.received if one.recipient == to]
+        found: list[Received] = await eventually(
+            lambda: [one for one in self.sink.received if one.recipient == to],
+            f"{count} for {to} have come",
+            until=lambda found: len(found) >= count,
+            within=30,
+        )
         return found
 
     async def settled(self) -> None:
@@ -84,9 +87,12 @@ class Reporting:
                 assert row is not None
                 return int(row[0])
 
-        with trio.fail_after(30):
-            while await trio.to_thread.run_sync(count):
-                await trio.sleep(0.05)
+        await eventually(
+            partial(trio.to_thread.run_sync, count),
+            "nothing is to be told, and nothing is due",
+            until=lambda left: left == 0,
+            within=30,
+        )
 
     def line(self, to: str, verb: str = "RCPT") -> str:
         """The command that named a recipient, or the MAIL before it."""
@@ -319,8 +325,12 @@ async def test_what_waits_and_what_bounces_late(tmp_path: Path) -> None:
                 path = "/api/v1/supervision/notifier/sweep"
                 http.post(path).raise_for_status()
 
-        await trio.sleep(1.1)
-        await trio.to_thread.run_sync(look)
+        async def look_and_count() -> int:
+            await trio.to_thread.run_sync(look)
+            return len(r.sink.received)
+
+        # Until it has waited for so long, no look finds it.
+        await eventually(look_and_count, "it is told that it waits", every=0.2)
         (waits,) = await r.got()
         message, found = parsed(waits)
         _, one = fields(message)

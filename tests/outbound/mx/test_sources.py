@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import date
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 import trio
 
-from relay.outbound.rates import SharedRates
+from relay.outbound.rates import Grant, SharedRates
 from relay.outbound.shaping import Rules
 from relay.outbound.sources import parse
 from relay.outbound.traffic import Traffic
@@ -26,6 +27,22 @@ DAY = date(2026, 11, 1)
 def traffic(*sources: dict[str, Any]) -> Traffic:
     """With these sources, on one day."""
     return Traffic(Rules, parse(sources), lambda: DAY)
+
+
+class Watched(SharedRates):
+    """Writes down how often it had none to give of a key."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.denied: Counter[str] = Counter()
+
+    async def lease(
+        self, wants: Mapping[str, int], unspent: Mapping[str, int] | None = None
+    ) -> dict[str, Grant]:
+        """As always."""
+        grants = await super().lease(wants, unspent)
+        self.denied.update(key for key, grant in grants.items() if wants[key] and not grant.granted)
+        return grants
 
 
 class Callers:
@@ -126,9 +143,11 @@ async def test_a_source_that_is_warmed_up_is_shared_by_nodes(pool):
         {"name": "old"},
     )
     async with running_sink() as sink, AsyncExitStack() as nodes:
+        shared = []
         for _ in range(2):
             known = traffic(*sources)
-            rates = SharedRates(pool, named=known)
+            rates = Watched(pool, named=known)
+            shared.append(rates)
             await nodes.enter_async_context(
                 running_outbound(pool, sink.url, rates=rates, traffic=known)
             )
@@ -143,7 +162,11 @@ async def test_a_source_that_is_warmed_up_is_shared_by_nodes(pool):
             "what may go at once has gone",
             until=lambda count: count >= 4,
         )
-        await trio.sleep(1.5)  # a slice and a sweep: more would have gone by now
+        await eventually(
+            lambda: [rates.denied["source:new"] for rates in shared],
+            "a node asks for more, and gets none",
+            until=any,
+        )
         assert sum(received.sender == "a@new.example" for received in sink.received) == 4
         found = [await status(pool, one.id) for one in new]
         assert sorted(found) == ["queued"] * 16 + ["sent"] * 4
