@@ -34,8 +34,11 @@ class Notified:
         self._tokens = tokens
         self._paths = paths
 
-    async def take(self, notice: Notice) -> Kind | None:
-        """Do what follows for the message that a notice names; None: nothing changed."""
+    async def take(self, notice: Notice, post: str | None = None) -> Kind | None:
+        """Do what follows for the message that a notice names; None: nothing changed.
+
+        `post`: the id of what brought it, under which it counts once.
+        """
         report = notice.report
         named = map(self._message_of, notice.names)
         message_id = next((one for one in named if one is not None), None)
@@ -47,7 +50,7 @@ class Notified:
                 "returns.ignored", id=message_id and str(message_id), report=report.kind or None
             )
             return None
-        applied = await self._returned.apply(about, found)
+        applied = await self._returned.apply(about, found, post=post)
         if applied is None:
             raise TemporaryFailure("the message is still being delivered")
         tell(about, found, applied)

@@ -6,7 +6,8 @@ what follows (`relay.returns.law`), in one statement that also forgets what was 
 Promises
 - A message is bounced only from `sent` (`states.TRANSITIONS`); the attempt that had sent it stays
   among its attempts.  A complaint or a delay changes no state.
-- Each report counts once for each attempt of a message, however often it comes.
+- Each report counts once for each attempt of a message, however often it comes; one that was
+  posted under an id counts once.
 - The recipient of the message is suppressed for its owner, and nobody else, whatever a report says.
 - A report of a message that is still being delivered (its 250 is not recorded yet) waits for that.
 - What waits to be read is bounded (`ROWS`, `BYTES`), and what comes without a signed path takes a
@@ -51,6 +52,9 @@ ROWS = 20_000
 """Returned mails that wait to be read, at most,"""
 BYTES = 256 * 2**20
 """and their bytes; a second's worth more may come, for they are counted once a second."""
+
+POSTS_KEPT = 3600.0
+"""Seconds for which the id of a post is kept at least: far longer than it can be proved."""
 
 RETURNS = Counter(
     "relay_returns", "What came back of mail that was sent, by what followed.", ["outcome"],
@@ -115,9 +119,19 @@ _APPLY = f"""
     WITH done AS (
         DELETE FROM relay.returns
         WHERE id = %(came)s
+    ), taken AS (
+        INSERT INTO relay.notifications (id)
+        SELECT %(post)s::text
+        WHERE %(post)s::text IS NOT NULL
+        ON CONFLICT (id) DO NOTHING
+        RETURNING id
+    ), is_new AS (
+        SELECT
+        WHERE %(post)s::text IS NULL OR EXISTS (SELECT FROM taken)
     ), gone AS (
         DELETE FROM relay.outbound_log
         WHERE id = %(id)s
+          AND EXISTS (SELECT FROM is_new)
           AND status = 'sent'
           AND %(kind)s = 'bounced'
         RETURNING *
@@ -137,6 +151,7 @@ _APPLY = f"""
         SELECT id, attempt
         FROM relay.outbound_log
         WHERE id = %(id)s
+          AND EXISTS (SELECT FROM is_new)
           AND %(kind)s <> 'bounced'
           AND (status = 'sent' OR status = 'bounced' AND %(kind)s = 'complained')
     ), reported AS (
@@ -217,12 +232,13 @@ class Returned:
         return None if row is None else About(row[0], row[1], State(row[2]))
 
     async def apply(
-        self, about: About, finding: Finding, came: UUID | None = None
+        self, about: About, finding: Finding, came: UUID | None = None, *, post: str | None = None
     ) -> Applied | None:
         """Do what follows for a message, and forget what came.
 
         Where its state does not allow it nothing changes; what came is forgotten all the same.
-        None: the message is being delivered, so nothing is done yet, nor forgotten.
+        None: the message is being delivered, so nothing is done yet, nor forgotten.  `post`: the id
+        under which it is to be done once, whatever becomes of the message meanwhile.
         """
         if about.state is State.PROCESSING:
             return None
@@ -233,6 +249,7 @@ class Returned:
             _APPLY,
             {
                 "came": came,
+                "post": post,
                 "id": about.id,
                 "kind": str(finding.kind),
                 "enhanced": finding.enhanced,
@@ -277,13 +294,17 @@ def tell(about: About, found: Finding, applied: Applied) -> None:
 
 
 async def forget_reports(pool: Pool) -> None:
-    """Delete reports that are older than full mailboxes are counted."""
+    """Delete reports that are older than full mailboxes are counted, and ids of posts."""
     await pool.execute(
         """
+        WITH posts AS (
+            DELETE FROM relay.notifications
+            WHERE created_at < now() - make_interval(secs => %(posts)s)
+        )
         DELETE FROM relay.outbound_reports
-        WHERE created_at < now() - make_interval(days => %s)
+        WHERE created_at < now() - make_interval(days => %(reports)s)
         """,
-        (FULL_WITHIN,),
+        {"posts": POSTS_KEPT, "reports": FULL_WITHIN},
     )
 
 

@@ -601,6 +601,12 @@ HERITAGE = (
             True,
         ),
     ),
+    Heritage(
+        44,
+        "INSERT INTO relay.notifications (id) VALUES ('msg_1')",
+        "SELECT array_agg(id) FROM relay.notifications",
+        (["msg_1"],),
+    ),
 )
 
 

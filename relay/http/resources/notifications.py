@@ -10,8 +10,9 @@ Promises
   * 200 only after the commit; a store that does not answer, or a message whose delivery is not
     recorded yet, is a 503, and the upstream tries again.
   * A report counts once, however often it comes.  A signed post is refused five minutes after it
-    was signed, and until then its id is good once: a repetition is acknowledged, and does nothing,
-    not even where the message was queued again meanwhile.
+    was signed, and its id, which goes in the commit of what follows, is good once on all nodes: a
+    repetition is acknowledged, and does nothing, not even where the message was queued again
+    meanwhile.
   * A report counts for the message that its signed token or return path names
     (`relay.outbound.notified`); one that names none of ours changes nothing, and is acknowledged.
 
@@ -23,11 +24,9 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import trio
 from prometheus_client import Counter
 from pydantic import Field
 from quart import Response, request
@@ -53,7 +52,7 @@ from relay.log import get_logger
 from relay.metrics import registry
 from relay.returns import generic, postmark
 from relay.returns.notice import MalformedReport, Notice
-from relay.webhooks.signing import ID, SIGNATURE, TOLERANCE, key_of, proves
+from relay.webhooks.signing import ID, SIGNATURE, key_of, proves
 
 log = get_logger()
 
@@ -63,7 +62,6 @@ POSTS = Counter(
     ["outcome"],
     registry=registry,
 )
-_IDS = 10_000  # of signed posts that are remembered
 _STRANGERS = 0.5  # posts a second that an address without a secret may make, and five at once
 _LONG = 4096  # characters of a header with a password
 
@@ -91,37 +89,12 @@ class ReportForm(Form):
     text: Annotated[str | None, Field(description="what the receiver said")] = None
 
 
-class Seen:
-    """The ids of signed posts that were taken."""
-
-    def __init__(self, most: int = _IDS) -> None:
-        self._until: OrderedDict[str, float] = OrderedDict()
-        self._most = most
-
-    def __len__(self) -> int:
-        """How many are remembered."""
-        return len(self._until)
-
-    def has(self, name: str) -> bool:
-        """Tell whether a post of this id was taken."""
-        return self._until.get(name, 0.0) > trio.current_time()
-
-    def note(self, name: str) -> None:
-        """Remember it until its signature is too old: it may have been made ahead of our clock."""
-        now = trio.current_time()
-        self._until[name] = now + 2 * TOLERANCE
-        self._until.move_to_end(name)
-        while len(self._until) > self._most or next(iter(self._until.values())) <= now:
-            self._until.popitem(last=False)
-
-
 def register(api: Api) -> None:
     """Declare the call."""
     deps = api.deps
     secrets = tuple(deps.notification_secrets)
     keys = tuple(map(key_of, secrets))
     strangers = RateLimits()
-    seen = Seen()
 
     operation = Operation(
         "ingestNotification",
@@ -165,11 +138,9 @@ def register(api: Api) -> None:
         signed = SIGNATURE in headers
         if not (proves(keys, headers, body, time()) if signed else knows(secrets, headers)):
             raise refused()
-        name = request.headers[ID] if signed else ""
+        name = request.headers[ID] if signed else None
         try:
-            outcome = NotificationOutcome(status="ignored")
-            if not (name and seen.has(name)):
-                outcome = await follow(read(body))
+            outcome = await follow(read(body), name)
         except MalformedReport as error:
             POSTS.labels("malformed").inc()
             raise Problem(400, "malformed-notification", str(error)) from error
@@ -177,8 +148,6 @@ def register(api: Api) -> None:
             POSTS.labels("deferred").inc()
             log.warning("notifications.deferred", error=str(error))
             raise unavailable("The report could not be taken now; try again.") from error
-        if name:
-            seen.note(name)
         POSTS.labels(outcome.status).inc()
         return json_response(outcome.model_dump())
 
@@ -197,12 +166,12 @@ def register(api: Api) -> None:
             headers={"WWW-Authenticate": 'Basic realm="relay notifications"'},
         )
 
-    async def follow(notice: Notice | None) -> NotificationOutcome:
+    async def follow(notice: Notice | None, name: str | None) -> NotificationOutcome:
         notified = deps.notified
         if notice is None or notified is None:
             log.info("notifications.ignored")
             return NotificationOutcome(status="ignored")
-        found = await api.committed(lambda: notified.take(notice))
+        found = await api.committed(lambda: notified.take(notice, name))
         return NotificationOutcome(status="ignored" if found is None else "reported")
 
 

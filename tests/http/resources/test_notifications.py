@@ -14,12 +14,14 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
-from relay.http.resources.notifications import Seen
 from relay.ids import new_id
 from relay.outbound.notified import Notified
-from relay.outbound.returned import Returned
+from relay.outbound.returned import POSTS_KEPT, Returned, forget_reports
 from relay.ports.proxy import networks
+from relay.returns.law import Kind
+from relay.returns.notice import Notice
 from relay.returns.paths import ReturnPaths, Tokens
+from relay.returns.report import COMPLAINT, Report
 from tests.http.conftest import House, open_house
 from tests.outbound.node import Node, put, status
 from tests.returns import test_generic as plain
@@ -31,6 +33,7 @@ TOKENS = Tokens(lambda: (b"k" * 32,))
 KEY = b"0123456789abcdef"
 SECRETS = ("whsec_" + base64.b64encode(KEY).decode(), "a secret as it is")
 ADA = plain.ADA
+COMPLAINED = Report(COMPLAINT, (), "abuse")
 
 
 def signed(body: bytes, key: bytes = KEY, at: int | None = None, name: str = "") -> dict[str, str]:
@@ -302,16 +305,30 @@ async def test_a_body_is_bounded(upstream: Upstream):
     assert (await upstream.tell(report(path, text="x" * 600_000)))[0] == 413
 
 
-async def test_what_was_taken_is_remembered_within_bounds(autojump_clock: object):
-    """So many ids, and no longer than a signature may be old."""
-    seen = Seen(100)
-    for number in range(200):
-        seen.note(str(number))
-    assert [seen.has(str(number)) for number in (0, 99, 100, 199)] == [False, False, True, True]
-    await trio.sleep(599)
-    assert seen.has("199")
-    await trio.sleep(2)
-    assert not seen.has("199")
-    seen.note("another")
-    assert seen.has("another")
-    assert len(seen) == 1
+async def test_a_replay_to_another_node_at_once_does_nothing(upstream: Upstream):
+    """Of many at the same time one counts; ids are forgotten when no signature holds any more."""
+    message_id = await upstream.message()
+    said = Notice((PATHS.path_of(message_id),), COMPLAINED)
+    pool = upstream.house.pool
+    outcomes: list[Kind | None] = []
+
+    async def node() -> None:
+        notified = Notified(Returned(pool, b"key"), TOKENS, PATHS)
+        outcomes.append(await notified.take(said, "msg_1"))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(node)
+    assert sorted(map(bool, outcomes)) == [False] * 4 + [True]
+    # What was counted of it is gone, and so would count again; the id is there.
+    await pool.execute("DELETE FROM relay.outbound_reports")
+    await forget_reports(pool)
+    await node()
+    assert outcomes.pop() is None
+    await pool.execute(
+        "UPDATE relay.notifications SET created_at = created_at - make_interval(secs => %s)",
+        (POSTS_KEPT,),
+    )
+    await forget_reports(pool)
+    await node()
+    assert outcomes.pop() is Kind.COMPLAINED
