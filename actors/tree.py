@@ -170,6 +170,7 @@ from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.sending import WakeOutbound
 from relay.outbound.signer import Signer
 from relay.outbound.sources import parse as parse_sources
+from relay.outbound.suppressions import Suppressions
 from relay.outbound.tls_reports import TlsReports
 from relay.outbound.traffic import Traffic
 from relay.outbound.unsubscribing import Unsubscribing
@@ -863,7 +864,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 traffic=traffic,
                 links=Links(Poster(timeout=_LINK_TIMEOUT, context=posting)),
                 upstream=upstream.url,
-                notified=Notified(returned, tokens, return_paths),
+                notified=Notified(returned, Suppressions(pool), tokens, return_paths),
                 unsubscribing=unsubscribing,
                 posting=posting,
             ),

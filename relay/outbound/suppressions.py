@@ -172,6 +172,13 @@ class Suppressions:
         )
         return bool(rows[0][0])
 
+    async def unsubscribe_recipient(self, message_id: UUID) -> bool:
+        """Stop the bulk mail of a message's owner to its recipient; True if that is new."""
+        row = await self._pool.fetch_row(
+            "SELECT owner, address FROM relay.outbound_letters WHERE id = %s", (message_id,)
+        )
+        return row is not None and await self.unsubscribe(Link(row[0], message_id, row[1]))
+
     async def suppress(self, refused: Sequence[Refused]) -> int:
         """Put recipients on their owners' lists; returns how many were written down."""
         last = {(one.owner, one.address.lower()): one for one in refused}

@@ -27,6 +27,8 @@ class Notice(NamedTuple):
     names: tuple[str, ...]
     """Names of the message, each a return path or a token (`relay.returns.paths`)."""
     report: Report
+    unsubscribes: bool = False
+    """Whether its recipient wants no more bulk mail; `report` then says nothing."""
 
 
 def text_in(said: dict[str, Any], name: str) -> str:

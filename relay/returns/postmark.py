@@ -19,6 +19,7 @@ Promises
     Transient, DnsError: it tries again      delayed
     SpamComplaint, as a record or a bounce   a complaint
     SubscriptionChange after a complaint     a complaint
+    SubscriptionChange of the recipient's    none, but the recipient is unsubscribed
     anything else                            none (`read` returns None)
 
 - A SubscriptionChange after a bounce says nothing: the bounce does, and with the receiver's words.
@@ -32,7 +33,7 @@ from __future__ import annotations
 from typing import Any
 
 from relay.returns.notice import MalformedReport, Notice, text_in
-from relay.returns.report import COMPLAINT, DSN, Recipient, Report
+from relay.returns.report import COMPLAINT, DSN, NOTHING, Recipient, Report
 
 _NAMES = 20
 """Values of Metadata that are looked at; Postmark takes ten of a message."""
@@ -51,7 +52,8 @@ def read(record: dict[str, Any]) -> Notice | None:
     if not isinstance(kind, str):
         raise MalformedReport("RecordType is not a string.")
     report = _report(kind.lower(), record)
-    if report is None:
+    unsubscribes = kind.lower() == "subscriptionchange" and _unsubscribes(record)
+    if report is None and not unsubscribes:
         return None
     metadata = record.get("Metadata")
     if metadata is None:
@@ -59,7 +61,7 @@ def read(record: dict[str, Any]) -> Notice | None:
     if not isinstance(metadata, dict):
         raise MalformedReport("Metadata is not an object.")
     names = (value for value in list(metadata.values())[:_NAMES] if isinstance(value, str))
-    return Notice(tuple(names), report)
+    return Notice(tuple(names), report or NOTHING, unsubscribes)
 
 
 def _report(kind: str, record: dict[str, Any]) -> Report | None:
@@ -74,6 +76,15 @@ def _report(kind: str, record: dict[str, Any]) -> Report | None:
         if record["SuppressSending"] and reason == "spamcomplaint":
             return Report(COMPLAINT, (), "abuse")
     return None
+
+
+def _unsubscribes(record: dict[str, Any]) -> bool:
+    """Whether the recipient has followed a link of Postmark's, and none of ours."""
+    reason, origin = (text_in(record, name).lower() for name in ("SuppressionReason", "Origin"))
+    return bool(record["SuppressSending"]) and (reason, origin) == (
+        "manualsuppression",
+        "recipient",
+    )
 
 
 def _bounce(record: dict[str, Any]) -> Report | None:

@@ -105,6 +105,8 @@ def test_each_record_has_what_follows_from_it(said: dict[str, Any], follows: Fol
     found = None if notice is None else finding(notice.report, ADA)
     assert (found and (str(found.kind), found.enhanced, found.suppress, found.is_full)) == follows
     assert notice is None or TOKEN in notice.names
+    unsubscribed = said.get("SuppressionReason") == "ManualSuppression"
+    assert (notice is not None and notice.unsubscribes) == unsubscribed
 
 
 def test_what_is_kept_is_text_that_can_be_stored():

@@ -171,8 +171,8 @@ def register(api: Api) -> None:
         if notice is None or notified is None:
             log.info("notifications.ignored")
             return NotificationOutcome(status="ignored")
-        found = await api.committed(lambda: notified.take(notice, name))
-        return NotificationOutcome(status="ignored" if found is None else "reported")
+        changed = await api.committed(lambda: notified.take(notice, name))
+        return NotificationOutcome(status="reported" if changed else "ignored")
 
 
 def read(body: bytes) -> Notice | None:

@@ -273,8 +273,8 @@ def register(api: Api) -> None:
         if notice is None or notified is None:
             log.info("sns.ignored", topic=notification.topic)
             return IngestOutcome(status="ignored")
-        followed = await api.committed(lambda: notified.take(notice))
-        return IngestOutcome(status="ignored" if followed is None else "reported")
+        changed = await api.committed(lambda: notified.take(notice))
+        return IngestOutcome(status="reported" if changed else "ignored")
 
     async def whole(notification: Notification, raw: bytes | StoredObject) -> bytes:
         if isinstance(raw, bytes):

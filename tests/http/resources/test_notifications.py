@@ -15,10 +15,11 @@ import trio
 
 from relay.db.pool import Pool
 from relay.ids import new_id
+from relay.outbound.enqueue import Suppressed
 from relay.outbound.notified import Notified
 from relay.outbound.returned import POSTS_KEPT, Returned, forget_reports
+from relay.outbound.suppressions import Suppressions
 from relay.ports.proxy import networks
-from relay.returns.law import Kind
 from relay.returns.notice import Notice
 from relay.returns.paths import ReturnPaths, Tokens
 from relay.returns.report import COMPLAINT, Report
@@ -96,7 +97,7 @@ class Upstream:
 @pytest.fixture
 async def upstream(database_url: str, pool: Pool) -> AsyncIterator[Upstream]:
     """One that two secrets open, with a webhook for whatever comes back."""
-    notified = Notified(Returned(pool, b"key"), TOKENS, PATHS)
+    notified = Notified(Returned(pool, b"key"), Suppressions(pool), TOKENS, PATHS)
     async with open_house(
         database_url,
         pool,
@@ -165,6 +166,23 @@ async def test_postmark_sends_a_password(upstream: Upstream, secret: str):
     assert await status(upstream.house.pool, message_id) == "bounced"
     assert await upstream.suppressed() == {ADA: "bounced"}
     assert (await upstream.post({**postmark.bounce(), "Email": None}, basic)).status_code == 400
+
+
+async def test_who_unsubscribes_at_postmark_gets_no_more_bulk(upstream: Upstream):
+    """As by a link of ours: once, told to webhooks; and gets all other mail."""
+    await upstream.house.pool.execute("UPDATE relay.webhooks SET events = '{message.unsubscribed}'")
+    message_id = await upstream.message()
+    said = postmark.change("ManualSuppression", Metadata={"relay": TOKENS.token_of(message_id)})
+    for other in ({"Origin": "Customer"}, {"SuppressSending": False}, {"Metadata": {"relay": "x"}}):
+        assert await upstream.tell({**said, **other}) == (200, "ignored")
+    assert await upstream.suppressed() == {}
+    assert await upstream.tell(said) == (200, "reported")
+    assert await upstream.tell(said) == (200, "ignored")
+    assert await upstream.suppressed() == {ADA: "unsubscribed"}
+    assert await upstream.told() == ["message.unsubscribed"]
+    await put(upstream.house.pool, ADA)
+    with pytest.raises(Suppressed):
+        await put(upstream.house.pool, ADA, priority="bulk")
 
 
 async def test_what_is_not_of_ours_changes_nothing(upstream: Upstream):
@@ -310,25 +328,25 @@ async def test_a_replay_to_another_node_at_once_does_nothing(upstream: Upstream)
     message_id = await upstream.message()
     said = Notice((PATHS.path_of(message_id),), COMPLAINED)
     pool = upstream.house.pool
-    outcomes: list[Kind | None] = []
+    outcomes: list[bool] = []
 
     async def node() -> None:
-        notified = Notified(Returned(pool, b"key"), TOKENS, PATHS)
+        notified = Notified(Returned(pool, b"key"), Suppressions(pool), TOKENS, PATHS)
         outcomes.append(await notified.take(said, "msg_1"))
 
     async with trio.open_nursery() as nursery:
         for _ in range(5):
             nursery.start_soon(node)
-    assert sorted(map(bool, outcomes)) == [False] * 4 + [True]
+    assert sorted(outcomes) == [False] * 4 + [True]
     # What was counted of it is gone, and so would count again; the id is there.
     await pool.execute("DELETE FROM relay.outbound_reports")
     await forget_reports(pool)
     await node()
-    assert outcomes.pop() is None
+    assert outcomes.pop() is False
     await pool.execute(
         "UPDATE relay.notifications SET created_at = created_at - make_interval(secs => %s)",
         (POSTS_KEPT,),
     )
     await forget_reports(pool)
     await node()
-    assert outcomes.pop() is Kind.COMPLAINED
+    assert outcomes.pop() is True

@@ -22,6 +22,7 @@ from relay.mailboxes import sns
 from relay.mailboxes.s3 import Buckets, Credentials
 from relay.outbound.notified import Notified
 from relay.outbound.returned import Returned
+from relay.outbound.suppressions import Suppressions
 from relay.returns.paths import ReturnPaths, Tokens
 from tests.http import s3_server
 from tests.http.conftest import House, open_house
@@ -477,7 +478,7 @@ class Sent:
 @pytest.fixture
 async def sent(database_url: str, pool: Pool) -> AsyncIterator[Sent]:
     """One with return paths, and a webhook for whatever comes back."""
-    notified = Notified(Returned(pool, b"key"), TOKENS, PATHS)
+    notified = Notified(Returned(pool, b"key"), Suppressions(pool), TOKENS, PATHS)
     async with open_house(database_url, pool, sns_topics=(TOPIC,), notified=notified) as house:
         house.fetch[0] = Amazon().fetch
         await house.pool.execute(
