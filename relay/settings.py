@@ -216,6 +216,19 @@ def _token(value: str) -> str:
     return value
 
 
+_LEAST_VARIED = 8
+
+
+def _varied(value: str) -> str:
+    """A token that no guess of a repeated text finds."""
+    if value and len(set(value)) < _LEAST_VARIED:
+        raise ValueError(
+            f"a token has {_LEAST_VARIED} or more different characters, as a random one has: for "
+            "example what `python3 -c 'import secrets; print(secrets.token_urlsafe(32))'` prints"
+        )
+    return value
+
+
 Token = Annotated[str, AfterValidator(_token)]
 """A bearer token that the operator chose; empty: none."""
 
@@ -595,7 +608,7 @@ class Settings(_Section):
 
     secret_key: str = ""
     encryption_keys: str = ""
-    admin_token: Token = ""
+    admin_token: Annotated[Token, AfterValidator(_varied)] = ""
     database: Database = Database()
     http: Http = Http()
     smtp: Smtp = Smtp()
@@ -683,6 +696,11 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
         settings = Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error, written)) from error
+    if settings.admin_token and settings.admin_token == settings.http.metrics_token:
+        raise ConfigError(
+            "RELAY_HTTP__METRICS_TOKEN is told to those who read figures, and RELAY_ADMIN_TOKEN "
+            "opens everything: set two different tokens."
+        )
     if (settings.collector.monthly_budget is None) != (
         settings.collector.price_per_thousand is None
     ):

@@ -97,7 +97,7 @@ def test_no_child_of_a_relay_is_told_its_secrets(tmp_path):
         "RELAY_SECRET_KEY": "ab" * 32,
         "RELAY_ENCRYPTION_KEYS": Fernet.generate_key().decode(),
         "RELAY_DEVICES__KEY": "cd" * 32,
-        "RELAY_ADMIN_TOKEN": "ef" * 32,
+        "RELAY_ADMIN_TOKEN": "0123456789abcdef" * 4,
         "RELAY_HTTP__METRICS_TOKEN": "12" * 32,
         "RELAY_TOKEN": "rk_0123456789abcdef",
         "RELAY_OUTBOUND__UPSTREAM": "smtps://shop:geheim@127.0.0.1:9",

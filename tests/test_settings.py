@@ -214,6 +214,12 @@ def test_what_is_no_duration_is_refused(text):
         ({"RELAY_ADMIN_TOKEN": "a" * 31}, "32 to 512 letters"),
         ({"RELAY_ADMIN_TOKEN": "a token with spaces, which no header holds"}, "32 to 512 letters"),
         ({"RELAY_HTTP__METRICS_TOKEN": "64-MORE"}, "32 to 512 letters"),
+        ({"RELAY_ADMIN_TOKEN": "a" * 64}, "8 or more different characters"),
+        ({"RELAY_ADMIN_TOKEN": "abcdefg" * 9}, "8 or more different characters"),
+        (
+            {"RELAY_ADMIN_TOKEN": "abcdefgh" * 4, "RELAY_HTTP__METRICS_TOKEN": "abcdefgh" * 4},
+            "two different tokens",
+        ),
         ({"RELAY_LOG__LEVEL": "loud"}, "'debug', 'info'"),
         ({"RELAY_COLLECTOR__MONTHLY_BUDGET": "100"}, "set both or neither"),
     ],
@@ -293,7 +299,7 @@ def test_a_secret_is_neither_echoed_nor_shown():
     secrets = {
         "RELAY_INGEST__S3_SECRET_KEY": "hunter2",
         "RELAY_INGEST__S3_SESSION_TOKEN": "hunter2",
-        "RELAY_ADMIN_TOKEN": "hunter2" * 5,
+        "RELAY_ADMIN_TOKEN": "hunter2-of-all" * 5,
         "RELAY_HTTP__METRICS_TOKEN": "hunter2" * 5,
     }
     assert "hunter2" not in str(show(load(environ=secrets)))
