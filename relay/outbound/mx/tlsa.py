@@ -19,7 +19,9 @@ Promises
 - A record that cannot be used (another usage, selector or matching type, a digest of another
   length, data that is no certificate or key) is told apart from one that does not match.
 - Of the digests of one usage and selector the strongest decides alone (RFC 7671, 9).
-- The work is bounded by `MOST_RECORDS` and `MOST_SHOWN`, whatever a stranger publishes or shows.
+- The work is bounded, whatever a stranger publishes or shows: by `MOST_RECORDS`, `MOST_SHOWN` and
+  `MOST_KEYS`, and of one chain `MOST_CHECKS` signatures are verified, with no RSA key of more bits
+  than `MOST_BITS` or an exponent above `MOST_EXPONENT`.
 
 Fails: never; what is wrong is a `Wrong`.
 
@@ -49,6 +51,12 @@ MOST_RECORDS = 32
 """Records of a server that are looked at."""
 MOST_SHOWN = 10
 """Certificates of a server that are looked at."""
+MOST_KEYS = 4
+"""Authorities' keys that stand whole in records (2 1 0) with which signatures are verified."""
+MOST_CHECKS = 24
+"""Signatures of one chain that are verified."""
+MOST_BITS = 4096
+MOST_EXPONENT = 1 << 32
 
 TRUST_ANCHOR, END_ENTITY = 2, 3
 _WHOLE, _KEY = 0, 1
@@ -121,7 +129,9 @@ def parse(text: str) -> Tlsa | None:
         return record if len(record.data) == _LENGTHS.get(record.matching) else None
     try:
         if record.selector == _KEY:
-            load_der_public_key(record.data)
+            key = load_der_public_key(record.data)
+            if record.usage == TRUST_ANCHOR and _is_costly(key):
+                return None
         else:
             Shown(record.data).read()
     except _Unreadable:
@@ -163,6 +173,8 @@ def mismatch(
         return Wrong(TlsFault.VALIDATION, "it matches no TLSA record")
     try:
         return _from_anchor(anchors, shown, names, now)
+    except _TooMany:
+        return Wrong(TlsFault.NOT_TRUSTED, "its chain takes too many signatures to verify")
     except _Unreadable:
         return Wrong(TlsFault.VALIDATION, "its chain cannot be read")
 
@@ -175,15 +187,15 @@ def _from_anchor(
 ) -> Wrong | None:
     own = shown[0].read()
     pool = [(each.read(), any(one.matches(each) for one in anchors)) for each in shown[1:]]
-    keys = []
+    keys: list[object] = []
     for anchor in anchors:
         if anchor.matching == _EXACT and anchor.selector == _WHOLE:
             pool.append((x509.load_der_x509_certificate(anchor.data), True))
-        elif anchor.matching == _EXACT:
+        elif anchor.matching == _EXACT and len(keys) < MOST_KEYS:
             keys.append(load_der_public_key(anchor.data))
     # Where two chains lead to an authority, the one whose certificates are in time goes first.
     pool.sort(key=lambda one: (not one[1], not _is_in_time(one[0], now)))
-    path = _path([own], pool, keys, set())
+    path = _path([own], pool, keys, set(), _Checks())
     if path is None:
         text = "no authority of a TLSA record has signed it"
         return Wrong(TlsFault.NOT_TRUSTED, text)
@@ -206,26 +218,67 @@ def _is_in_time(certificate: x509.Certificate, now: datetime) -> bool:
     return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
 
 
+class _TooMany(Exception):
+    """More signatures would have to be verified than are."""
+
+
+class _Checks:
+    """Verifies the signatures of one chain, so many at most."""
+
+    def __init__(self) -> None:
+        self._left = MOST_CHECKS
+
+    def by(self, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+        """Whether an issuer has signed a certificate; `_TooMany`."""
+        if certificate.issuer != issuer.subject:
+            return False
+        try:
+            if _is_costly(issuer.public_key()):
+                return False
+        except _Unreadable:
+            return False
+        self._take_one()
+        return _signed_by(certificate, issuer)
+
+    def by_key(self, certificate: x509.Certificate, key: object) -> bool:
+        """The same of a bare key."""
+        self._take_one()
+        return _signed_by_key(certificate, key)
+
+    def _take_one(self) -> None:
+        if self._left == 0:
+            raise _TooMany
+        self._left -= 1
+
+
+def _is_costly(key: object) -> bool:
+    """Whether to verify with a key takes so long that others would wait for it."""
+    if not isinstance(key, rsa.RSAPublicKey):
+        return False
+    return key.key_size > MOST_BITS or key.public_numbers().e > MOST_EXPONENT
+
+
 def _path(
     path: list[x509.Certificate],
     pool: Sequence[tuple[x509.Certificate, bool]],
     keys: Sequence[object],
     been: set[int],
+    checks: _Checks,
 ) -> list[x509.Certificate] | None:
     """From the server's certificate to one that is, or was signed by, what a record has.
 
     `been`: which of `pool` were tried; what led nowhere once does so again.
     """
     last = path[-1]
-    if any(_signed_by_key(last, key) for key in keys):
+    if any(checks.by_key(last, key) for key in keys):
         return path
     for at, (issuer, is_anchor) in enumerate(pool):
-        if at in been or not _signed_by(last, issuer):
+        if at in been or not checks.by(last, issuer):
             continue
         been.add(at)
         if is_anchor:
             return [*path, issuer]
-        if (found := _path([*path, issuer], pool, keys, been)) is not None:
+        if (found := _path([*path, issuer], pool, keys, been, checks)) is not None:
             return found
     return None
 

@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.outbound.mx.tlsa import MOST_SHOWN, key_of, mismatch, parse, usable
+from relay.outbound.mx import tlsa
+from relay.outbound.mx.tlsa import MOST_CHECKS, MOST_SHOWN, key_of, mismatch, parse, usable
 from relay.smtp.tls_faults import TlsFault, Wrong
 from tests.outbound.mx.pki import Issued, issue, serving
 
@@ -291,3 +293,67 @@ def test_many_authorities_that_sign_each_other_cost_little():
     found = mismatch(usable([issue("no", ca=True).record(2, 0, 1)]), chain, [NAME], now)
     assert found is not None
     assert found.fault is TlsFault.NOT_TRUSTED
+
+
+def test_no_chain_has_more_signatures_verified_than_so_many(monkeypatch):
+    """Whatever keys are published and however long it is; and what is wrong is said."""
+    verified: list[object] = []
+
+    def counted(real):
+        def verify(certificate, by):
+            verified.append(by)
+            return real(certificate, by)
+
+        return verify
+
+    for name in ("_signed_by", "_signed_by_key"):
+        monkeypatch.setattr(tlsa, name, counted(getattr(tlsa, name)))
+    chain = [issue("0", ca=True)]
+    for number in range(1, MOST_SHOWN):
+        chain.append(issue(str(number), chain[-1], ca=True))
+    chain[-1] = issue("x", chain[-2], names=[NAME])
+    shown = [one.der for one in reversed(chain)]
+    now = datetime.datetime.now(datetime.UTC)
+    strangers = usable([issue("no", ca=True).record(2, 1, 0) for _ in range(29)])
+    found = mismatch(strangers, shown, [NAME], now)
+    assert found == Wrong(TlsFault.NOT_TRUSTED, "its chain takes too many signatures to verify")
+    assert len(verified) == MOST_CHECKS
+    verified.clear()
+    assert mismatch(usable([chain[0].record(2, 1, 1)]), shown, [NAME], now) is None
+    assert len(verified) <= MOST_SHOWN
+
+
+@pytest.mark.parametrize(("bits", "exponent"), [(16384, 65537), (2048, (1 << 40) + 1)])
+def test_no_key_that_takes_long_verifies_anything(monkeypatch, bits, exponent):
+    """Neither as a record, nor as the key of an authority that is shown."""
+    private = rsa.generate_private_key(65537, 2048)
+    # A number of so many bits will do: nothing is to be verified with it.
+    costly = rsa.RSAPublicNumbers(exponent, (1 << bits) - 1).public_key()
+    encoded = costly.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    assert parse(f"2 1 0 {encoded.hex()}") is None
+    assert parse(f"3 1 0 {encoded.hex()}") is not None  # of which the bytes are compared alone
+    authority = issue("costly", ca=True, key=private)
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(
+        authority.certificate.issuer,
+        authority.certificate.subject,
+        costly,
+        authority.certificate.serial_number,
+        authority.certificate.not_valid_before_utc,
+        authority.certificate.not_valid_after_utc,
+    )
+    false = Issued(builder.sign(private, hashes.SHA256()), private)
+    own = issue("x", authority, names=[NAME])
+    asked: list[object] = []
+
+    def verify(_certificate, by):
+        asked.append(by)
+        return False
+
+    monkeypatch.setattr(tlsa, "_signed_by", verify)
+    found = mismatch(usable([false.record(2, 0, 1)]), [own.der, false.der], [NAME], now)
+    assert found is not None
+    assert found.fault is TlsFault.NOT_TRUSTED
+    assert asked == []
