@@ -171,7 +171,14 @@ class Gatekeeper:
         receiver = receiver_of(line.key)
         if receiver is None:
             return
-        asked = traffic.learn(receiver, job.domain, outcome, now, lambda: self._words(job, outcome))
+        asked = traffic.learn(
+            receiver,
+            job.domain,
+            outcome,
+            now,
+            lambda: self._words(job, outcome),
+            _own_words(job),
+        )
         if asked is None:
             return
         if isinstance(asked, Asks):
@@ -307,6 +314,14 @@ class Gatekeeper:
                 else:
                     job.pass_gate(gate)
                     self._dispatch.put(line, job)
+
+
+def _own_words(job: Job) -> tuple[str, ...]:
+    """What a mail says that a reply to it may repeat."""
+    message = job.message
+    mail_from = "" if job.mail is None else job.mail.sender
+    names = (message.recipient_name or "", message.sender_name or "")
+    return (message.recipient, message.sender, mail_from, message.subject, *names)
 
 
 def _is_trouble(outcome: Outcome) -> bool:

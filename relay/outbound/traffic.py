@@ -11,6 +11,8 @@ Promises
   exchangers; never because they are called alike.
 - Replies that ask to slow down within `STEP` seconds are one; later ones slow down again, to
   `LEAST_FACTOR` at least, and until the latest time that any of them asked for.
+- A reply is judged without what it repeats of the mail (`echoes.py`), and no site that is no
+  provider's is suspended by one alone (`LEAST_REPLIES`).
 - What is over by time is over without anybody's doing.
 - Memory: `MOST_SEEN` domains are remembered, the least recently met go first.
 
@@ -22,18 +24,23 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import replace
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
+from relay.outbound.echoes import unechoed
 from relay.outbound.gates import GateKey, Standing
 from relay.outbound.mx.sites import Site, SiteKey
 from relay.outbound.shaping import LEAST_FACTOR, STEP, Asks, Counts, Limits, Provider, Rate, Rules
 from relay.outbound.sources import Sources
-from relay.smtp.client import Outcome
+from relay.smtp.client import Outcome, Verdict
 
 MOST_SEEN = 20_000
 """Domains whose receivers are remembered."""
+
+LEAST_REPLIES = 2
+"""Replies that it takes to suspend who is no provider's, whatever a rule says: one may be odd."""
 
 SUSPENDED = "suspended"
 SLOWED = "slowed"
@@ -219,15 +226,23 @@ class Traffic:
         outcome: Outcome,
         now: float,
         words: Callable[[], str],
+        own: Collection[str] = (),
     ) -> Learned | Asks | None:
         """What a reply asks for, which holds from now on; `Asks.SUPPRESS`: the recipient is not to
-        be written to.  `words` gives the reply as it may be kept.
+        be written to.  `words` gives the reply as it may be kept; `own` are words of the mail's,
+        which are nobody's reason when they come back.
         """
-        if outcome.code is None:
+        if outcome.code is None or outcome.verdict is Verdict.DELIVERED:
             return None
         rules = self.rules
-        rule = rules.meaning(rules.named(receiver.name), outcome)
-        if rule is None or not self._counts.met((receiver, rule.asks), rule, now):
+        provider = rules.named(receiver.name)
+        said = outcome._replace(text=unechoed(outcome.text, own))
+        rule = rules.meaning(provider, said)
+        if rule is None:
+            return None
+        if rule.asks is Asks.SUSPEND and provider is rules.default:
+            rule = replace(rule, after=max(rule.after, LEAST_REPLIES))
+        if not self._counts.met((receiver, rule.asks), rule, now):
             return None
         if rule.asks is Asks.SUPPRESS:
             return Asks.SUPPRESS
