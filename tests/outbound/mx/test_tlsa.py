@@ -7,9 +7,10 @@ import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from cryptography import x509
@@ -299,8 +300,8 @@ def test_no_chain_has_more_signatures_verified_than_so_many(monkeypatch):
     """Whatever keys are published and however long it is; and what is wrong is said."""
     verified: list[object] = []
 
-    def counted(real):
-        def verify(certificate, by):
+    def counted(real: Callable[[x509.Certificate, Any], bool]) -> Callable[..., bool]:
+        def verify(certificate: x509.Certificate, by: object) -> bool:
             verified.append(by)
             return real(certificate, by)
 
@@ -348,7 +349,7 @@ def test_no_key_that_takes_long_verifies_anything(monkeypatch, bits, exponent):
     own = issue("x", authority, names=[NAME])
     asked: list[object] = []
 
-    def verify(_certificate, by):
+    def verify(_certificate: x509.Certificate, by: object) -> bool:
         asked.append(by)
         return False
 
