@@ -206,6 +206,11 @@ class Mails:
         )
         return dict(rows)
 
+    async def database_size(self) -> int:
+        """The bytes of the database on its disk."""
+        size: int = await self._pool.fetch_value("SELECT pg_database_size(current_database())")
+        return size
+
     async def delete(self, reach: Reach, mail_ids: Iterable[str]) -> int:
         """Delete these for good; return how many messages went."""
 

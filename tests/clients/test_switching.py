@@ -55,6 +55,13 @@ def table(title: str) -> dict[str, str]:
     return {name: said.strip() for name, said in rows}
 
 
+def url_alone(client: str) -> str:
+    """What the document says of a client that is told a URL with the credential, and no more."""
+    said = re.search(rf"^\| {client} \| ([^|]+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert said is not None
+    return said[1]
+
+
 def send(relay: RelayProcess, *recipients: str) -> None:
     """Send what the clients look for, and wait until it can be read."""
     message = EmailMessage()
@@ -75,8 +82,17 @@ def send(relay: RelayProcess, *recipients: str) -> None:
             api.get("/api/v1/messages/wait", params=wait).raise_for_status().json()
 
 
-def run(script: str, relay: RelayProcess, path: str) -> dict[str, str]:
-    """What a script of `catchers` says of each call that it made: passed, or why not."""
+def url(relay: RelayProcess, path: str, *, in_url: bool) -> str:
+    """Where a client finds the relay; with its credential, where that is to be in there."""
+    credential = f"any:{relay.run['admin_token']}@" if in_url else ""
+    return f"http://{credential}{relay.run['http'].removeprefix('http://')}{path}"
+
+
+def run(script: str, relay: RelayProcess, path: str, *, in_url: bool) -> dict[str, str]:
+    """What a script of `catchers` says of each call that it made: passed, or why not.
+
+    `in_url`: it is told a URL and nothing else.
+    """
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
@@ -85,8 +101,8 @@ def run(script: str, relay: RelayProcess, path: str) -> dict[str, str]:
         env={
             **os.environ,
             "NODE_PATH": str(node_modules(HERE / "catchers")),
-            "CATCHER": f"{relay.run['http']}{path}",
-            "PASSWORD": relay.run["admin_token"],
+            "CATCHER": url(relay, path, in_url=in_url),
+            "PASSWORD": "" if in_url else relay.run["admin_token"],
         },
         capture_output=True,
         text=True,
@@ -112,34 +128,54 @@ def judged(found: dict[str, str], said: dict[str, str]) -> None:
 def test_mailpit_api(relay: RelayProcess) -> None:
     """Each call of the npm client, with what it answers."""
     send(relay, "ada@customer.example", "bob@customer.example")
-    judged(run("mailpit-api.js", relay, "/compat/mailpit"), table("mailpit-api"))
+    judged(run("mailpit-api.js", relay, "/compat/mailpit", in_url=False), table("mailpit-api"))
 
 
-def test_cypress_mailhog(relay: RelayProcess) -> None:
-    """Each command of the Cypress plug-in."""
+def test_mailpit_api_takes_no_credential_in_its_url(relay: RelayProcess) -> None:
+    """Not one call reaches the relay: `fetch` refuses such a URL."""
     send(relay, "ada@customer.example", "bob@customer.example")
-    judged(run("cypress-mailhog.js", relay, "/compat/mailhog/"), table("cypress-mailhog"))
+    found = run("mailpit-api.js", relay, "/compat/mailpit", in_url=True)
+    assert found.keys() == table("mailpit-api").keys()
+    for name, outcome in found.items():
+        assert "passes" not in outcome, name
+    assert "credentials" in found["listMessages()"]
+    assert url_alone("mailpit-api").startswith("no")
 
 
-def test_pytest_mailpit(relay: RelayProcess, tmp_path: Path) -> None:
-    """Its fixtures, in a suite of its own and in an environment of its own."""
+@pytest.mark.parametrize("in_url", [False, True])
+def test_cypress_mailhog(relay: RelayProcess, in_url: bool) -> None:
+    """Each command of the Cypress plug-in, with the credential beside the URL and in it."""
+    send(relay, "ada@customer.example", "bob@customer.example")
+    found = run("cypress-mailhog.js", relay, "/compat/mailhog/", in_url=in_url)
+    judged(found, table("cypress-mailhog"))
+    assert url_alone("cypress-mailhog") == "yes"
+
+
+@pytest.mark.parametrize("in_url", [False, True])
+def test_pytest_mailpit(relay: RelayProcess, tmp_path: Path, in_url: bool) -> None:
+    """Its fixtures, in a suite of its own and in an environment of its own; with the credential
+    beside the URL and in it."""
     try:
         python = environment(HERE / "pytest_mailpit") / "bin" / "python"
     except Missing as missing:
         pytest.skip(str(missing))
     shutil.copy(HERE / "pytest_mailpit" / "suite.py", tmp_path / "test_suite.py")
     host, port = relay.smtp
+    beside = {"MAILPIT_USERNAME": "any", "MAILPIT_PASSWORD": relay.run["admin_token"]}
+    if in_url:
+        beside = {}
+        assert url_alone("pytest-mailpit") == "yes"
     done = subprocess.run(
         [
             *(python, "-W", "error", "-m", "pytest", "--setup-show", "-q"),
-            *("-p", "no:cacheprovider", "--mailpit-url", f"{relay.run['http']}/compat/mailpit/"),
+            *("-p", "no:cacheprovider"),
+            *("--mailpit-url", url(relay, "/compat/mailpit/", in_url=in_url)),
         ],
         cwd=tmp_path,
         env={
             "PATH": os.environ["PATH"],
-            "MAILPIT_USERNAME": "any",
-            "MAILPIT_PASSWORD": relay.run["admin_token"],
             "MAILPIT_SMTP": f"{host}:{port}",
+            **beside,
         },
         capture_output=True,
         text=True,

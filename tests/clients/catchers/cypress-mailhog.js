@@ -1,8 +1,9 @@
 // Every command of cypress-mailhog, without Cypress: what it uses of `cy` is stood in for below, its
-// own code runs as it is.  Prints what came of each command as JSON.
+// own code runs as it is, and so does the library by which Cypress makes requests.  Prints what came of each command as JSON.
 "use strict";
 
 const assert = require("node:assert");
+const request = require("@cypress/request");
 
 // What the check that runs has begun.  Cypress queues each command, so one that a command begins and
 // does not return counts as well.
@@ -32,9 +33,10 @@ class Chain {
 }
 
 const added = []; // every command that it has
+const pass = process.env.PASSWORD; // none: the URL has it
 const settings = {
   mailHogUrl: process.env.CATCHER,
-  mailHogAuth: { user: "any", pass: process.env.PASSWORD },
+  ...(pass && { mailHogAuth: { user: "any", pass } }),
 };
 
 globalThis.Cypress = {
@@ -59,12 +61,14 @@ globalThis.cy = {
   wrap: (value) => new Chain(Promise.resolve(value)),
   verifyUpcomingAssertions: (value) => value,
   request({ method, url, auth, failOnStatusCode = true }) {
-    const basic = Buffer.from(`${auth.user}:${auth.pass}`).toString("base64");
-    const asked = fetch(url, { method, headers: { Authorization: `Basic ${basic}` } });
     return new Chain(
-      asked.then(async (answer) => {
-        if (!answer.ok && failOnStatusCode) throw new Error(`${answer.status} for ${url}`);
-        return { status: answer.status, body: await answer.text() };
+      new Promise((resolve, reject) => {
+        request({ method, url, auth: auth || undefined }, (error, answer) => {
+          if (error) reject(error);
+          else if (answer.statusCode >= 400 && failOnStatusCode) {
+            reject(new Error(`it answers ${answer.statusCode}`));
+          } else resolve({ status: answer.statusCode, body: answer.body });
+        });
       }),
     );
   },

@@ -4,8 +4,9 @@
 const assert = require("node:assert");
 const { MailpitClient } = require("mailpit-api");
 
+const password = process.env.PASSWORD; // none: the URL has it
 const mailpit = new MailpitClient(process.env.CATCHER, {
-  auth: { username: "any", password: process.env.PASSWORD },
+  ...(password && { auth: { username: "any", password } }),
 });
 const to = "ada@customer.example";
 
@@ -107,6 +108,10 @@ async function main() {
     const info = await mailpit.getInfo();
     assert.deepEqual([info.Messages, info.Unread, info.Tags], [1, 0, { Shop: 2 }]);
     assert.match(info.Version, /^relay /);
+    const { Uptime, Memory, SMTPAccepted, SMTPAcceptedSize } = info.RuntimeStats;
+    assert.ok(Uptime >= 0 && Uptime < 3600 && Memory > 10_000_000, JSON.stringify(info));
+    assert.ok(SMTPAccepted >= 1 && SMTPAcceptedSize > 500, JSON.stringify(info));
+    assert.ok(info.DatabaseSize > 1_000_000);
   });
   await call("getConfiguration()", async () => {
     const said = await mailpit.getConfiguration();

@@ -20,6 +20,7 @@ from relay.http.operations import Access
 from relay.http.routing import Api, Route
 from relay.ids import new_ids
 from relay.mailboxes.accept import insert_one
+from relay.metrics import registry
 from tests.http.conftest import SMALL, House, open_house
 from tests.http.resources.test_all_messages import mailbox_of
 from tests.http.resources.test_streams import connect, in_thread
@@ -293,6 +294,35 @@ async def test_mail_is_there_right_after_its_250(house: House):
         await house.waiting()
         await house.pool.execute("DELETE FROM relay.messages")
     assert (await listed(house, mine))["total"] == 0
+
+
+async def test_what_the_relay_counted_is_the_administrators(house: House):
+    """Messages and bytes by SMTP, as the counters say, memory, time and size; to a key all is 0."""
+
+    async def info(headers: dict[str, str]) -> dict[str, Any]:
+        answer = await house.client.get(f"{MAILPIT}/info", headers=headers)
+        found: dict[str, Any] = answer.raise_for_status().json()
+        return found
+
+    before = (await info(house.admin))["RuntimeStats"]
+    registry.add([
+        ("relay_smtp_messages", [
+            ("relay_smtp_messages_total", {"outcome": "accepted"}, 3.0),
+            ("relay_smtp_messages_total", {"outcome": "rejected"}, 2.0),
+        ]),
+        ("relay_smtp_received_bytes", [("relay_smtp_received_bytes_total", {}, 4567.0)]),
+    ])  # fmt: skip
+    found = await info(house.admin)
+    after = found["RuntimeStats"]
+    assert {name: after[name] - before[name] for name in after if name.startswith("SMTP")} == {
+        "SMTPAccepted": 3, "SMTPAcceptedSize": 4567, "SMTPRejected": 2, "SMTPIgnored": 0,
+    }  # fmt: skip
+    assert 0 <= before["Uptime"] <= after["Uptime"] < 24 * 3600
+    assert after["Memory"] > 10 << 20
+    assert found["DatabaseSize"] > 1 << 20
+    told = await info(await house.key("read", "send"))
+    assert told["RuntimeStats"] == dict.fromkeys(after, 0)
+    assert told["DatabaseSize"] == 0
 
 
 async def test_what_cannot_be_parsed_is_not_waited_for_long(database_url: str, pool: Pool):
