@@ -104,7 +104,7 @@ LOCK := uv pip compile --quiet --universal --generate-hashes --no-emit-index-url
 lock:
 	$(LOCK) --all-extras pyproject.toml -o requirements.lock
 	$(LOCK) --extra mcp --constraints requirements.lock pyproject.toml -o requirements.run.lock
-	for folder in tests/bench/sendria tests/clients/pytest_mailpit; do \
+	for folder in tests/bench/sendria tests/clients/frameworks tests/clients/pytest_mailpit; do \
 		$(LOCK) $$folder/requirements.in -o $$folder/requirements.lock || exit 1; done
 
 clean:

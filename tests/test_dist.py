@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -25,6 +26,7 @@ from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 from tests.shop import serving_shop
 
+PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
 README = (ROOT / "clients" / "python" / "README.md").read_text()
 APPLICATION = """\
 import smtplib
@@ -76,6 +78,21 @@ def test_a_wheel_has_every_file_that_the_program_reads() -> None:
         if file.is_file() and file.suffix != ".py" and file.parent.name != "__pycache__"
     }
     assert others <= packed
+
+
+def test_the_client_says_what_it_needs() -> None:
+    """It imports what it declares, the standard library, and pytest, which its plug-in is in."""
+    declared = project(ROOT / "clients" / "python")["dependencies"]
+    assert isinstance(declared, list)
+    named = {re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in declared}
+    imported: set[str] = set()
+    for file in (ROOT / "clients" / "python" / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module).partition(".")[0])
+    assert imported - sys.stdlib_module_names - {"relay_client", "pytest"} == named
 
 
 def digest(package: Path) -> tuple[str, str]:
@@ -169,7 +186,8 @@ def look_at_examples(python: str, folder: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_path: Path) -> None:
     """Of those that its wheel names, the wheel's own tests of inboxes and of paging pass; this one
-    is among them.  (What is not here, type checkers and the linter are set to.)"""
+    and each of pyenv's are among them.  (What is not here, type checkers and the linter are set
+    to.)"""
     (wheel,) = build(tmp_path / "packages", ("python",))
     clients = tmp_path / "clients"
     clients.mkdir()
@@ -194,18 +212,67 @@ def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_
         assert re.search(r"^\d+ passed in", said, re.MULTILINE), said
         tried.append(version)
     print(f"tried {', '.join(tried)}")
-    assert f"{sys.version_info.major}.{sys.version_info.minor}" in tried
+    of_pyenv = {".".join(folder.name.split(".")[:2]) for folder in PYENV.glob("3.*")}
+    here = {f"{sys.version_info.major}.{sys.version_info.minor}"} | of_pyenv
+    assert here & set(pythons()) == set(tried) & here
 
 
 def interpreter(version: str) -> str | None:
     """A Python of this version: on the path, or among those of pyenv, whose stand-ins on the path
     are none until one is chosen."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"{version}.*/bin/python"))]
+    found = [shutil.which(f"python{version}"), *map(str, PYENV.glob(f"{version}.*/bin/python"))]
     for python in filter(None, found):
         if subprocess.run([python, "-V"], capture_output=True, check=False).returncode == 0:
             return python
     return None
+
+
+@pytest.mark.soak  # pip installs uv and pipx, and each of them the relay: a network
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("runner", ["uv", "pipx"])
+def test_the_wheel_runs_without_being_installed(runner: str, tmp_path: Path) -> None:
+    """`uvx relay-mail` and `pipx run relay-mail`, from the wheel alone: `--help`, and the demo to
+    its end; `up` is ready, and ends when it is told to."""
+    packages = build(tmp_path / "packages", ("relay",))
+    (wheel,) = (str(one) for one in packages if one.suffix == ".whl")
+    tools = tmp_path / "tools"
+    run([sys.executable, "-m", "venv", str(tools)], tmp_path)
+    pip = [str(tools / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    run([*pip, "install", "--quiet", runner], tmp_path)
+    told = {"HOME": str(tmp_path / "home"), **(uv_as(pip) if runner == "uv" else {})}
+    command = {
+        "uv": [str(tools / "bin" / "uvx"), "--from", wheel, "relay-mail"],
+        "pipx": [str(tools / "bin" / "pipx"), "run", "--spec", wheel, "relay-mail"],
+    }[runner]
+    (tmp_path / "home").mkdir()
+    assert "Usage: relay" in run([*command, "--help"], tmp_path, **told)
+    run([*command, "demo"], tmp_path, **told)
+    with started(command, tmp_path / "data", **told) as description:
+        run([*command, "status"], tmp_path, **told, RELAY_DATA_DIR=str(tmp_path / "data"))
+        assert description["http"].startswith("http://127.0.0.1:")
+    log = (tmp_path / "data.log").read_text()
+    assert "Traceback" not in log, log[-4000:]
+
+
+def uv_as(pip: list[str]) -> dict[str, str]:
+    """The settings by which uv finds packages where pip does, whose settings it does not read."""
+    said = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=True)
+    of_pip = {
+        name.rpartition(".")[2]: value.strip("'")
+        for name, _, value in (line.partition("=") for line in said.stdout.splitlines())
+    }
+    named = {
+        "index-url": "UV_DEFAULT_INDEX",
+        "extra-index-url": "UV_EXTRA_INDEX_URL",
+        "find-links": "UV_FIND_LINKS",
+        "cert": "SSL_CERT_FILE",
+    }
+    found = {uv: of_pip[name] for name, uv in named.items() if name in of_pip}
+    return found | {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # as pip does
+        "UV_PYTHON": sys.executable,
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
 
 
 PLAYWRIGHT = """\
@@ -244,7 +311,7 @@ def test_a_browser_signs_up_with_built_packages_alone(tmp_path: Path) -> None:
     run([npm, "install", "--save-dev", *quiet, str(tarball), "@playwright/test@1.58.2"], suite)
     relay = str(environment / "bin" / "relay-mail")
     with (
-        started(relay, tmp_path / "data") as description,
+        started([relay], tmp_path / "data") as description,
         serving_shop(description["smtp"]) as shop,
     ):
         said = run(
@@ -265,9 +332,9 @@ def test_a_browser_signs_up_with_built_packages_alone(tmp_path: Path) -> None:
 
 
 @contextmanager
-def started(program: str, data: Path) -> Iterator[dict[str, str]]:
+def started(command: list[str], data: Path, **told: str) -> Iterator[dict[str, str]]:
     """A relay of an installed program, on free ports, and what it says of itself."""
-    env = outside() | {"RELAY_DATA_DIR": str(data)}
+    env = outside() | told | {"RELAY_DATA_DIR": str(data)}
     for name in ("SMTP__BIND", "SUBMISSION__BIND", "HTTP__BIND"):
         env[f"RELAY_{name}"] = "127.0.0.1:0"
     for name in ("PUSH_BIND", "RECEIVE_BIND"):
@@ -275,7 +342,7 @@ def started(program: str, data: Path) -> Iterator[dict[str, str]]:
     file = data / "run" / "relay.json"
     with (
         data.with_suffix(".log").open("wb") as log,
-        subprocess.Popen([program, "up"], env=env, stdout=log, stderr=log) as process,
+        subprocess.Popen([*command, "up"], env=env, stdout=log, stderr=log) as process,
     ):
         try:
             eventually_sync(file.exists, "the relay is ready", within=60.0, every=0.02)

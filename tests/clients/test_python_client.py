@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,16 +11,86 @@ from pathlib import Path
 import pytest
 
 from tests.bench import clients
+from tests.cached import Missing, environment
 from tests.clients import own_suite
 from tests.npm import node_modules
+from tests.relay_process import RelayProcess
 
-PYRIGHT = Path(__file__).parent / "pyright"
+HERE = Path(__file__).parent
+PYRIGHT = HERE / "pyright"
+PROJECT = own_suite.CLIENTS / "python"
+
+BEFORE = """\
+from django.conf import settings as of_project
+from django.core.mail import send_mail
+from flask import Flask
+from flask_mail import Mail, Message
+
+if not of_project.configured:  # by an example
+    of_project.configure()
+made = []
+
+
+def create_app():
+    made.append(Flask("shop"))
+    return made[-1]
+
+
+"""
+AFTER = """
+
+def test_django_sends_to_the_relay(inbox):
+    send_mail("Welcome", "Your code is 482913.", "shop@shop.example", [inbox.address])
+    assert inbox.wait(subject="Welcome").code == "482913"
+
+
+def test_flask_sends_to_the_relay(app, inbox):
+    assert app is made[-1]
+    message = Message("Hi", [inbox.address], "Your code is 314159.", sender="shop@shop.example")
+    with app.app_context():
+        Mail(app).send(message)
+    assert inbox.wait(subject="Hi").code == "314159"
+"""
 
 
 @pytest.mark.timeout(own_suite.TIMEOUT)
 def test_it_passes_its_own_tests() -> None:
     """As `make test-clients` runs them."""
     own_suite.passes("python")
+
+
+@pytest.mark.clients
+def test_django_and_flask_send_as_its_readme_says(relay: RelayProcess, tmp_path: Path) -> None:
+    """The README's fixtures as they stand there, and the examples, with both frameworks."""
+    try:
+        python = environment(HERE / "frameworks") / "bin" / "python"
+    except Missing as missing:
+        pytest.skip(str(missing))
+    suite = tmp_path / "suite"
+    shutil.copytree(PROJECT / "examples", suite, ignore=shutil.ignore_patterns("__pycache__"))
+    _, _, marked = (PROJECT / "README.md").read_text().partition("<!-- frameworks -->\n```python\n")
+    shown, ended, _ = marked.partition("```\n")
+    assert ended
+    (suite / "test_readme.py").write_text(BEFORE + shown + AFTER)
+    done = subprocess.run(
+        [
+            *(python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-p", "relay_client.pytest_plugin"),
+        ],
+        cwd=suite,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(PROJECT / "src"),
+            "RELAY_URL": relay.run["http"],
+            "RELAY_TOKEN": relay.run["admin_token"],
+        },
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
 
 
 @pytest.mark.soak  # a thousand tests, eight at a time
