@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +12,22 @@ import pytest
 from tests.docs.pages import DOCS, blocks
 from tests.relay_process import RelayProcess
 
-COMMANDS = {"go": ("main.go", ["go", "run"]), "java": ("SignUp.java", ["java"])}
+COMMANDS = {
+    "go": ("main.go", ["go", "run", "main.go"]),
+    "java": ("SignUp.java", ["java", "SignUp.java"]),
+    "cs": ("Program.cs", ["dotnet", "run"]),
+}
+PROJECT = """\
+<Project Sdk="Microsoft.NET.Sdk">
+  <PropertyGroup>
+    <OutputType>Exe</OutputType>
+    <TargetFramework>net{version}</TargetFramework>
+    <ImplicitUsings>enable</ImplicitUsings>
+    <Nullable>enable</Nullable>
+    <TreatWarningsAsErrors>true</TreatWarningsAsErrors>
+  </PropertyGroup>
+</Project>
+"""  # as `dotnet new console` makes it, and a warning is an error
 
 
 @pytest.mark.clients
@@ -26,7 +42,17 @@ def test_an_example_finds_its_code(relay: RelayProcess, language: str, tmp_path:
     (source,) = (block.text for block in blocks(page) if block.language == language)
     assert "http://127.0.0.1:8025" in source
     (tmp_path / name).write_text(source.replace("http://127.0.0.1:8025", relay.run["http"]))
+    if language == "cs":
+        said = subprocess.run(["dotnet", "--version"], capture_output=True, text=True, check=True)
+        version = ".".join(said.stdout.split(".")[:2])
+        (tmp_path / "SignUp.csproj").write_text(PROJECT.format(version=version))
     done = subprocess.run(
-        [*command, name], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "DOTNET_CLI_TELEMETRY_OPTOUT": "1", "DOTNET_NOLOGO": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "482913\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "482913\n"), done.stdout + done.stderr
