@@ -129,7 +129,7 @@ class DeliverySettings:
     them through one route, 0 for any; `retry_unit`: seconds of back-off; `private_mx`: whether
     direct delivery may connect to private addresses; `mx_port`: the port of exchangers;
     `resolver`: makes who asks the DNS for them, when it is first called; `policy`: of TLS to them;
-    `results`: what is counted of that for reports; `reports_from`: whose mail they are.
+    `results`: what is counted of that for reports.
     """
 
     upstream: Upstream
@@ -146,7 +146,6 @@ class DeliverySettings:
     policy: Policy | None = None
     results: TlsResults | None = None
     report_field: ReportField | None = None
-    reports_from: str = ""
 
 
 async def run(
@@ -283,7 +282,6 @@ class _Sender:
             policy=settings.policy,
             results=settings.results,
             given=traffic.given,
-            reports_from=settings.reports_from,
         )
         dispatch: Dispatch[Job, Way] = Dispatch(
             places,

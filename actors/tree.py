@@ -661,7 +661,6 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 policy=tls_policies,
                 results=tls_results,
                 report_field=_report_field(outbound.report_field, tokens),
-                reports_from="" if reports_from is None else reports_from.address,
             ),
             space=resources.space,
             right_of_way=right_of_way,
@@ -1055,10 +1054,8 @@ def _reporter(
     async def ask(question: Question) -> Answer:
         return await resolver().ask(question)
 
-    poster = Poster(
-        allow_private=settings.outbound.private_mx,
-        context=partial(client_tls, settings.outbound.ca_file or None),
-    )
+    # Whoever has a domain says where to: not into this network, whatever `private_mx` lets mail do.
+    poster = Poster(context=partial(client_tls, settings.outbound.ca_file or None))
     reports = TlsReports(pool, results, ask, poster.post, sender=sender)
     return partial(reporter.run, pool=pool, reports=reports, wake_outbound=wake_outbound)
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
+from relay.access.owners import REPORTS_ID
 from relay.outbound.claimed import Claimed
 from relay.outbound.gates import Gate
 from relay.smtp.client import Mail
+
+_REPORTS = REPORTS_ID.int
 
 FRESH = 1.0
 """Seconds for which a letter that was claimed is taken for wanted."""
@@ -83,6 +86,11 @@ class Job:
         """The job that was announced behind this one on its connection."""
         self.withdrawn = False
         """Whether `following` was taken back: the connection must not go on."""
+
+    @property
+    def is_report(self) -> bool:
+        """Whether it is a report of TLS."""
+        return self.owner == _REPORTS
 
     @property
     def on_the_wire(self) -> bool:

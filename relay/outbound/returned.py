@@ -9,6 +9,8 @@ Promises
 - Each report counts once for each attempt of a message, however often it comes; one that was
   posted under an id counts once.
 - The recipient of the message is suppressed for its owner, and nobody else, whatever a report says.
+  The administrator's and SQL's own mail is to whom they chose, and whom they may not mail nobody
+  may (`suppressions.py`); a letter with a token goes where others said, and suppresses nobody.
 - A report of a message that is still being delivered (its 250 is not recorded yet) waits for that.
 - What waits to be read is bounded (`ROWS`, `BYTES`), and what comes without a signed path takes a
   quarter of that at most (`has_room`).
@@ -31,6 +33,7 @@ from uuid import UUID
 
 from prometheus_client import Counter
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.arrays import BYTEAS, UUIDS, byteas, uuids_of
 from relay.db.connection import Statement
 from relay.db.pool import Pool
@@ -166,14 +169,17 @@ _APPLY = f"""
         INSERT INTO relay.suppressions (address, owner, reason, cause)
         SELECT r.address, r.owner, left(%(reason)s, {MAX_REASON}), %(cause)s
         FROM reported r
-        WHERE %(suppress)s
+        WHERE NOT EXISTS (SELECT FROM relay.outbound_letters l
+                          WHERE l.id = r.message_id AND l.owner = '{ADMINISTRATOR_ID}'
+                            AND l.token IS NOT NULL)
+          AND (%(suppress)s
            OR %(full)s AND %(most)s <= 1 + (
                 SELECT count(*)
                 FROM relay.outbound_reports p
                 WHERE p.address = r.address
                   AND p.owner = r.owner
                   AND p.is_full
-                  AND p.created_at > now() - make_interval(days => %(within)s))
+                  AND p.created_at > now() - make_interval(days => %(within)s)))
         {UNLESS_SUPPRESSED}
         RETURNING address
     ), told AS (

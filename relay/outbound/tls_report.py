@@ -25,6 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from relay.access.owners import REPORTS_ID
 from relay.outbound.compose import address_field, date_of
 from relay.outbound.message import Address, MalformedMessage, Message, parse_address
 from relay.outbound.mx.tls_results import TlsResult
@@ -186,4 +187,4 @@ def mail_of(report: Report, to: Sequence[str], *, sender: Address, at: datetime)
         "",
     ]
     raw = "\r\n".join(lines).encode()
-    return Message(sender, recipients, report.subject, raw=raw, priority="bulk")
+    return Message(sender, recipients, report.subject, raw=raw, priority="bulk", owner=REPORTS_ID)

@@ -13,6 +13,10 @@ Promises
   has ended.  What is posted may come twice, after a crash; its id tells.
 - What cannot be posted, or whose record cannot be asked for, is tried `MOST_ATTEMPTS` times,
   `AGAIN` seconds apart and more, and then given up.
+- An organisation and an address get so many reports a day of a node (`MOST_OF_ORGANISATION`,
+  `MOST_TO_ONE`) and no more; what is beyond that is forgotten.  Who has many domains waits behind
+  those who have few.
+- Reports are counted in no report (`relay.outbound.workers`).
 - What is older than `KEPT` days is removed, whatever became of it.
 
 Fails with `DatabaseUnavailable`.  When the answer of a commit is lost, a minute may count twice.
@@ -34,9 +38,11 @@ import json
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import date
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import trio
 from prometheus_client import Counter
 
 from relay.chance import new_rng, utc_now
@@ -49,7 +55,7 @@ from relay.metrics import registry
 from relay.outbound.enqueue import Enqueued, enqueue
 from relay.outbound.message import Address
 from relay.outbound.mx.policy import Published
-from relay.outbound.mx.tls_results import TlsResult, TlsResults
+from relay.outbound.mx.tls_results import MOST_OF_DOMAIN, TlsResult, TlsResults, others
 from relay.outbound.tls_report import Report, mail_of, receivers, report_of
 
 log = get_logger()
@@ -68,6 +74,12 @@ MOST_ATTEMPTS = 8
 """Attempts at one report, of its posts or of asking who wants it; after the last it is given up."""
 KEPT = 4
 """Days for which results and reports are kept at most."""
+MOST_ROWS = 2 * MOST_OF_DOMAIN
+"""Results that one report tells of; a few nodes at once may store more than `MOST_OF_DOMAIN`."""
+MOST_OF_ORGANISATION = 20
+"""Domains of an organisation (`relay.checks.dmarc`) that one node reports to in a day,"""
+MOST_TO_ONE = 100
+"""and reports that an address or a URL gets: a stranger's record may name anybody's."""
 MOST_AT_ONCE = 50
 """Reports that one round makes."""
 
@@ -115,6 +127,8 @@ class TlsReports:
         self._post = post
         self._sender = sender
         self._rng = rng or new_rng()
+        self._today: date | None = None
+        self._told: dict[str, int] = {}
 
     # What was counted -----------------------------------------------------------------------------
 
@@ -123,24 +137,59 @@ class TlsReports:
         taken = self._results.take()
         if not taken:
             return
-        rows = [(*_row(result), count) for result, count in taken.items()]
+        rows = [(*_row(result), count, *_key_of(others(result))) for result, count in taken.items()]
         columns = map(list, zip(*rows, strict=True))
         try:
             await self._pool.execute(
                 """
+                WITH today AS MATERIALIZED (
+                    SELECT ((now() - make_interval(secs => %(earlier)s))
+                            AT TIME ZONE 'UTC')::date AS day
+                ), counted AS MATERIALIZED (
+                    SELECT n.*, EXISTS (SELECT FROM relay.tls_results r
+                                        WHERE r.day = today.day
+                                          AND r.domain = n.domain
+                                          AND r.key = n.key) AS is_there
+                    FROM today CROSS JOIN unnest(
+                            %(keys)s::bytea[], %(domains)s::text[], %(policies)s::text[],
+                            %(faults)s::text[], %(hosts)s::text[], %(addresses)s::text[],
+                            %(counts)s::bigint[], %(o_keys)s::bytea[], %(o_policies)s::text[],
+                            %(o_faults)s::text[])
+                        AS n (key, domain, policy, fault, host, address, count,
+                              o_key, o_policy, o_fault)
+                ), known AS MATERIALIZED (
+                    SELECT d.domain, (SELECT count(*)
+                                      FROM relay.tls_results r
+                                      WHERE r.day = today.day AND r.domain = d.domain) AS rows
+                    FROM today CROSS JOIN (SELECT DISTINCT domain FROM counted) AS d
+                ), placed AS (
+                    SELECT c.*, c.is_there OR k.rows + row_number() OVER (
+                               PARTITION BY c.domain, c.is_there ORDER BY c.key) <= %(most)s AS fits
+                    FROM counted c JOIN known k USING (domain)
+                ), named AS (
+                    SELECT domain, count,
+                           CASE WHEN fits THEN key ELSE o_key END AS key,
+                           CASE WHEN fits THEN policy ELSE o_policy END AS policy,
+                           CASE WHEN fits THEN fault ELSE o_fault END AS fault,
+                           CASE WHEN fits THEN host ELSE '' END AS host,
+                           CASE WHEN fits THEN address ELSE '' END AS address
+                    FROM placed
+                )
                 INSERT INTO relay.tls_results AS r
                     (day, domain, key, policy, fault, host, address, count)
-                SELECT ((now() - make_interval(secs => %(earlier)s)) AT TIME ZONE 'UTC')::date,
-                       n.domain, n.key, n.policy::jsonb, n.fault, n.host, n.address, n.count
-                FROM unnest(%(keys)s::bytea[], %(domains)s::text[], %(policies)s::text[],
-                            %(faults)s::text[], %(hosts)s::text[], %(addresses)s::text[],
-                            %(counts)s::bigint[])
-                    AS n (key, domain, policy, fault, host, address, count)
+                SELECT today.day, n.domain, n.key, n.policy::jsonb, n.fault, n.host, n.address,
+                       sum(n.count)
+                FROM today CROSS JOIN named n
+                GROUP BY today.day, n.domain, n.key, n.policy, n.fault, n.host, n.address
                 ORDER BY n.domain, n.key  -- two nodes lock the rows in one order
                 ON CONFLICT (day, domain, key) DO UPDATE
                 SET count = r.count + excluded.count
                 """,
-                {"earlier": EARLIER, **dict(zip(_COLUMNS, columns, strict=True))},
+                {
+                    "earlier": EARLIER,
+                    "most": MOST_OF_DOMAIN,
+                    **dict(zip(_COLUMNS, columns, strict=True)),
+                },
             )
         except BaseException:
             self._results.put_back(taken)
@@ -178,7 +227,11 @@ class TlsReports:
             SELECT day, domain, id, mailed, urls, attempts
             FROM relay.tls_reports
             WHERE due_at <= now()
-            ORDER BY attempts, due_at
+            -- One of each name before the second of any: many below one name hold up no other.
+            ORDER BY attempts,
+                     row_number() OVER (PARTITION BY attempts, substring(domain, '[^.]*[.]?[^.]*$')
+                                        ORDER BY due_at),
+                     day, due_at
             LIMIT %(most)s
             """,
             {"most": MOST_AT_ONCE},
@@ -199,9 +252,18 @@ class TlsReports:
                 _REPORTS.labels("unwanted").inc()
                 await self._done(due, lease)
                 return None
-        report = report_of(
-            due.domain, due.day, await self._counted(due), sender=self._sender, id=str(due.id)
+            if not await self._may_have_another(due.domain):
+                _REPORTS.labels("failed").inc()
+                log.info("reporter.too_many", domain=due.domain)
+                await self._done(due, lease)
+                return None
+            addresses = [one for one in addresses if self._take(one.lower(), MOST_TO_ONE)]
+            urls = [one for one in urls if self._take(one, MOST_TO_ONE)]
+        counted = await self._counted(due)
+        write = partial(
+            report_of, due.domain, due.day, counted, sender=self._sender, id=str(due.id)
         )
+        report = await trio.to_thread.run_sync(write)  # others' records may be long
         left, why = await self._posted(report, urls)
         queued = await self._queue(due, report, addresses, left, lease)
         if queued is not None:
@@ -210,14 +272,32 @@ class TlsReports:
             await self._later(due, left, lease, why)
         return queued
 
+    async def _may_have_another(self, domain: str) -> bool:
+        """Whether an organisation gets a report of one more of its domains."""
+        organisation = await trio.to_thread.run_sync(_organisation, domain)
+        return self._take(f"@{organisation}", MOST_OF_ORGANISATION)
+
+    def _take(self, whom: str, most: int) -> bool:
+        """Count a report that somebody gets today, if that is not too many."""
+        today = utc_now().date()
+        if self._today != today:
+            self._today, self._told = today, {}
+        told = self._told.get(whom, 0)
+        if told >= most:
+            return False
+        self._told[whom] = told + 1
+        return True
+
     async def _counted(self, due: Due) -> list[tuple[TlsResult, int]]:
         rows = await self._pool.fetch(
             """
             SELECT policy, fault, host, address, count
             FROM relay.tls_results
             WHERE day = %(day)s AND domain = %(domain)s
+            ORDER BY count DESC
+            LIMIT %(most)s
             """,
-            {"day": due.day, "domain": due.domain},
+            {"day": due.day, "domain": due.domain, "most": MOST_ROWS},
         )
         return [
             (TlsResult(due.domain, _published(policy), fault, host, address), count)
@@ -302,7 +382,18 @@ class TlsReports:
         await self._pool.execute(_FORGET, {"day": due.day, "domain": due.domain, **lease.fence})
 
 
-_COLUMNS = ("keys", "domains", "policies", "faults", "hosts", "addresses", "counts")
+_COLUMNS = (
+    "keys",
+    "domains",
+    "policies",
+    "faults",
+    "hosts",
+    "addresses",
+    "counts",
+    "o_keys",
+    "o_policies",
+    "o_faults",
+)
 
 _FORGET = f"""
     WITH done AS (
@@ -316,12 +407,25 @@ _FORGET = f"""
 """  # noqa: S608 - a constant
 
 
+def _organisation(domain: str) -> str:
+    """The organisational domain of a domain; takes a moment, the first time."""
+    from relay.checks.dmarc import organisational_domain
+
+    return organisational_domain(domain)
+
+
 def _row(result: TlsResult) -> tuple[bytes, str, str, str, str, str]:
     """Key, domain, policy, fault, host and address of a result."""
     policy = json.dumps(result.published._asdict(), sort_keys=True)
     parts = (policy, result.fault, result.host, result.address)
     key = hashlib.sha256("\0".join(parts).encode()).digest()
     return (key, result.domain, *parts)
+
+
+def _key_of(result: TlsResult) -> tuple[bytes, str, str]:
+    """Key, policy and fault of a result that has nothing else."""
+    key, _, policy, fault, *_ = _row(result)
+    return key, policy, fault
 
 
 def _published(policy: dict[str, Any]) -> Published:

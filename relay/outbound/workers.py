@@ -218,8 +218,7 @@ class Workers:
             self._wait(self._own_line(), job, now)
             return
         direct = self._direct
-        is_report = direct.is_report(job.message.sender)
-        sites = direct.sites_of_reports if is_report else direct.sites
+        sites = direct.sites_of_reports if job.is_report else direct.sites
         found = sites.known(job.domain, now)
         if isinstance(found, Site):
             self._wait_for_site(found, job, now)
@@ -230,8 +229,7 @@ class Workers:
 
     def _look_up(self, job: Job, now: float) -> None:
         """Let a job wait for the DNS about its domain."""
-        is_report = self._direct.is_report(job.message.sender)
-        lookups = self._lookups_of_reports if is_report else self._lookups
+        lookups = self._lookups_of_reports if job.is_report else self._lookups
         late = lookups.is_late(job.domain, now)
         if self.nursery is None:
             self._give_back(job)
@@ -544,7 +542,7 @@ class Workers:
         now: float,
     ) -> tuple[Mail, Following, float]:
         """A job goes on its connection now: what `Connection.deliver` is told of it."""
-        if isinstance(place.line.way, SiteConnections):
+        if isinstance(place.line.way, SiteConnections) and not job.is_report:
             place.line.way.used(job.domain, connection)
         job.connection = connection
         job.began_at = now

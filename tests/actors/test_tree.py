@@ -27,6 +27,7 @@ from relay.log import LogRing
 from relay.ports.certificate import Certificate
 from relay.ports.proxy import networks
 from relay.settings import Settings, load
+from relay.webhooks.post import NotPosted
 from supervisor import ChildSpec, Strategy, Supervisor, SupervisorSpec
 from tests.docs.pages import README
 from tests.docs.tables import picture
@@ -303,6 +304,19 @@ def test_reports_of_tls_are_from_an_address():
     with pytest.raises(ConfigError, match="RELAY_OUTBOUND__TLS_REPORTS is not an address"):
         names(settings)
     assert "reporter" not in names(Settings())
+
+
+async def test_no_report_of_tls_is_posted_into_this_network():
+    """Whatever mail may do for a test: who has a domain says where reports of it go."""
+    environ = {
+        "RELAY_OUTBOUND__UPSTREAM": "mx:",
+        "RELAY_OUTBOUND__TLS_REPORTS": "tls-reports@relay.example",
+        "RELAY_OUTBOUND__PRIVATE_MX": "true",
+    }
+    reports = given(built(load(environ=environ)), "reports")["reporter"]
+    for url in ("https://127.0.0.1:1/", "https://localhost:1/"):
+        with pytest.raises(NotPosted, match="public"):
+            await reports._post(url, b"", {})
 
 
 def test_a_collector_needs_to_know_where_the_pages_are():

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from relay.access.owners import ADMINISTRATOR_ID, REPORTS_ID
 from relay.db.pool import Pool
 from relay.ids import new_id
 from relay.outbound.returned import (
@@ -50,6 +51,23 @@ async def test_a_report_of_a_message_that_is_being_delivered_waits(node: Node):
     assert await returned.apply(sent, COMPLAINT, came.id) == Applied(False, False)
     assert await status(node.pool, queued.id) == "sent"
     assert await waiting(node.pool) == Waiting(0, 0)
+
+
+@pytest.mark.parametrize("letter", [False, True])
+async def test_what_strangers_have_mailed_suppresses_for_nobody_else(node: Node, letter: bool):
+    """Of a report of TLS or a letter with a token: to mail to the address is up to others still."""
+    (queued,) = await put(
+        node.pool, "Ada@x.example", owner=ADMINISTRATOR_ID if letter else REPORTS_ID
+    )
+    await node.finish(await node.claim())
+    if letter:
+        await node.pool.execute("UPDATE relay.outbound_letters SET token = 7")
+    returned = Returned(node.pool, b"key")
+    sent = await about(returned, queued.id)
+    assert await returned.apply(sent, COMPLAINT) == Applied(True, not letter)
+    (again,) = await put(node.pool, "Ada@x.example", owner=UUID(int=77))
+    assert again.recipient == "Ada@x.example"
+    await put(node.pool, "Ada@x.example")
 
 
 async def test_there_is_nothing_about_a_message_that_is_not_there(node: Node):

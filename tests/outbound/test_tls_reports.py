@@ -15,14 +15,21 @@ from uuid import uuid4
 import pytest
 import trio
 
+from relay.access.owners import REPORTS_ID
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
 from relay.outbound.message import Address
 from relay.outbound.mx.policy import NO_POLICY, Published
-from relay.outbound.mx.tls_results import TlsResult, TlsResults
-from relay.outbound.tls_reports import KEPT, MOST_ATTEMPTS, TlsReports
+from relay.outbound.mx.tls_results import MOST_OF_DOMAIN, TlsResult, TlsResults
+from relay.outbound.tls_reports import (
+    KEPT,
+    MOST_ATTEMPTS,
+    MOST_OF_ORGANISATION,
+    MOST_TO_ONE,
+    TlsReports,
+)
 from relay.webhooks.post import Poster
 from tests.certificates import Authority
 from tests.dns.server import DnsServer
@@ -261,4 +268,76 @@ async def test_what_is_old_is_removed(here):
     await here.yesterday(GOOD)
     await here.pool.execute("UPDATE relay.tls_results SET day = day - %s", (KEPT,))
     assert await here.round() == 0
+    assert await here.left() == (0, 0)
+
+
+async def test_a_report_has_an_owner_of_its_own(here):
+    """Not the administrator, whose suppressions hold for everybody."""
+    here.publish("mailto:a@shop.example")
+    await here.yesterday(GOOD)
+    await here.round()
+    assert await here.pool.fetch_value("SELECT owner FROM relay.outbound_letters") == REPORTS_ID
+
+
+async def test_a_domain_has_so_many_results_a_day(here):
+    """However many it makes there are, over minutes; none is lost, others have room."""
+    for minute in range(4):
+        for number in range(40):
+            here.results.count(BAD._replace(host=f"mx{minute}-{number}.example"))
+        here.results.count(GOOD)
+        await here.reports.store()
+    here.results.count(GOOD._replace(domain="other.example"))
+    await here.reports.store()
+    rows = await here.pool.fetch(
+        """
+        SELECT domain, fault, host, sum(count)::integer, count(*) OVER (PARTITION BY domain)
+        FROM relay.tls_results GROUP BY 1, 2, 3
+        """
+    )
+    of = [tuple(row) for row in rows if row[0] == D]
+    assert len(of) <= MOST_OF_DOMAIN + 2
+    assert sum(one[3] for one in of) == 4 * 41
+    assert (D, "", "mx.example", 4) in [one[:4] for one in of]
+    assert [one[3] for one in of if one[1:3] == ("validation-failure", "")] == [160 - 49]
+    assert [row[3] for row in rows if row[0] == "other.example"] == [1]
+
+
+async def test_an_organisation_gets_so_many_reports_a_day(here):
+    """Its other domains' are forgotten; those of another come in the first round all the same."""
+    many = [f"d{number}.many.example" for number in range(60)]
+    for domain in [*many, D]:
+        here.publish(f"mailto:a@{domain}", domain=domain)
+    await here.yesterday(*(GOOD._replace(domain=domain) for domain in many))
+    await here.yesterday(GOOD)
+    while await here.round():
+        pass
+    mailed = [to for to, _ in await here.mailed()]
+    assert len(mailed) == MOST_OF_ORGANISATION + 1
+    assert f"a@{D}" in mailed
+    assert await here.left() == (0, 0)
+
+
+async def test_who_has_many_domains_is_behind_who_has_one(here):
+    """A round has the first of each, however early the many are due."""
+    await here.yesterday(*(GOOD._replace(domain=f"d{n}.many.example") for n in range(60)))
+    await here.yesterday(GOOD)
+    lease = await leases.acquire(here.pool, "reporter", uuid4(), 30.0)
+    assert lease is not None
+    await here.reports.due(lease)
+    await here.pool.execute(
+        "UPDATE relay.tls_reports SET due_at = now() - interval '1 h' * (domain <> %s)::integer",
+        (D,),
+    )
+    assert D in [one.domain for one in (await here.reports.due(lease))[:2]]
+
+
+async def test_an_address_gets_so_many_reports_a_day(here):
+    """Whoever names it."""
+    domains = [f"d{number}.example" for number in range(MOST_TO_ONE + 5)]
+    for domain in domains:
+        here.publish("mailto:Victim@shop.example", domain=domain)
+    await here.yesterday(*(GOOD._replace(domain=domain) for domain in domains))
+    while await here.round():
+        pass
+    assert len(await here.mailed()) == MOST_TO_ONE
     assert await here.left() == (0, 0)

@@ -157,7 +157,10 @@ class SiteConnections(Connections):
             self._shared.is_idle(self)
 
     def used(self, domain: str, connection: Connection) -> None:
-        """A connection takes mail of a domain: it is a session of it, once."""
+        """A connection takes mail of a domain: it is a session of it, once.
+
+        Not told of reports of TLS: each would make another (RFC 8460, 3).
+        """
         session = self._sessions.get(connection)
         if self._reporting is not None and session is not None and domain not in session.domains:
             session.domains.add(domain)

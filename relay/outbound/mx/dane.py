@@ -58,6 +58,7 @@ from relay.outbound.mx.policy import (
     Published,
     Security,
     TlsPolicy,
+    bounded,
 )
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.outbound.mx.tlsa import TRUST_ANCHOR, Tlsa, mismatch, usable
@@ -244,7 +245,7 @@ class DanePolicies:
 def _policy(base: str, texts: Collection[str], wanted: Sequence[str]) -> TlsPolicy:
     """Return what follows from TLSA records; `wanted`: the names of the mail's domain."""
     records = usable(texts)
-    published = Published("tlsa", tuple(sorted(texts)))
+    published = Published("tlsa", bounded(sorted(texts)))
     if not records:
         return TlsPolicy(Security.ENCRYPTED, None, NAME, base, published)
     by_name = any(record.usage == TRUST_ANCHOR for record in records)

@@ -4,7 +4,8 @@ Promises
 - A site has at most `most` connections, and begins with `FIRST_WIDTH`: a site that stalls cannot
   take the places of others, however much mail waits for it.
 - A receiver (`relay.outbound.traffic`) has no more than it is given, with all its sites together.
-- Reports of TLS go whatever TLS is like: they tell of it (RFC 8460, 3).
+- Reports of TLS go whatever TLS is like: they tell of it (RFC 8460, 3).  A message is one by
+  its owner, whatever it has in MAIL FROM.
 - Mail for the relay's own domains takes the loop: nobody is asked where this relay is.
 
 Fails: never.
@@ -58,15 +59,13 @@ class Direct:
         policy: Policy | None = None,
         results: TlsResults | None = None,
         given: Given = lambda _receiver, _now: (None, None),
-        reports_from: str = "",
     ) -> None:
         """`resolver`: called when it is first needed; `own`: the relay's domains, the first of
         which exchangers are greeted with; `port` of exchangers; `private`: whether they may have
         private addresses; `most`: connections to one site; `policy`: of TLS, None for none;
         `results`: what is counted for reports of TLS, None: nothing is; `given`: what receivers are
-        given; `reports_from`: whose mail these reports are, which no policy holds back.
+        given.
         """
-        self._reports_from = reports_from.lower()
         self._own = frozenset(name.lower() for name in own)
         self._local_name = next(iter(own))
         self._deadlines = deadlines
@@ -83,10 +82,6 @@ class Direct:
     def is_own(self, domain: str) -> bool:
         """Whether a domain is this relay's."""
         return domain.lower() in self._own
-
-    def is_report(self, sender: str) -> bool:
-        """Whether mail with this reverse-path is a report of TLS."""
-        return bool(self._reports_from) and sender.lower() == self._reports_from
 
     def connections(
         self, site: Site, receiver: Hashable, source: Source | None = None

@@ -29,9 +29,10 @@ When no exchanger is left the mail is deferred.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from prometheus_client import Counter
@@ -40,6 +41,11 @@ from relay.errors import TemporaryFailure
 from relay.metrics import registry
 from relay.outbound.mx.exchangers import Exchanger
 from relay.smtp.tls_faults import Wrong
+
+MOST_STRINGS = 32
+"""Strings and hosts of a policy that reports show,"""
+LONGEST = 512
+"""and their characters."""
 
 UNMET = Counter(
     "relay_outbound_policy_unmet",
@@ -82,6 +88,11 @@ class Published(NamedTuple):
     strings: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     """What a policy of MTA-STS names."""
+
+
+def bounded(texts: Iterable[str]) -> tuple[str, ...]:
+    """What reports show of texts that a stranger has published: the first of them, cut."""
+    return tuple(text[:LONGEST] for text in islice(texts, MOST_STRINGS))
 
 
 NO_POLICY = Published("no-policy-found")

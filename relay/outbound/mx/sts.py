@@ -66,7 +66,14 @@ from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.mx.exchangers import Exchanger
-from relay.outbound.mx.policy import UNMET, PolicyUnavailable, Published, Security, TlsPolicy
+from relay.outbound.mx.policy import (
+    UNMET,
+    PolicyUnavailable,
+    Published,
+    Security,
+    TlsPolicy,
+    bounded,
+)
 from relay.outbound.mx.sts_store import Kept, StsStore
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.smtp.connection import client_tls
@@ -302,4 +309,5 @@ class StsPolicies:
 def _published(policy: StsPolicy) -> Published:
     """A policy as reports show it."""
     strings = ("version: STSv1", f"mode: {policy.mode}", f"max_age: {policy.max_age}")
-    return Published("sts", (*strings, *(f"mx: {host}" for host in policy.hosts)), policy.hosts)
+    hosts = bounded(policy.hosts)
+    return Published("sts", bounded((*strings, *(f"mx: {host}" for host in hosts))), hosts)

@@ -5,7 +5,8 @@ one that could not be secured as the domain's policy asks once for the domain wh
 opened for.  Counts leave by `take`, once a minute (`relay.outbound.tls_reports`).
 
 Promises: counting waits for nothing and writes nothing; at most `MOST` different results are kept,
-the others are left out.
+the others are left out; of one
+domain at most `MOST_OF_DOMAIN` and a few, that nobody's names fill a report.
 
 Fails: never.
 
@@ -21,6 +22,8 @@ from relay.outbound.mx.policy import Published
 
 MOST = 10_000
 """Different results that are kept until they are taken."""
+MOST_OF_DOMAIN = 50
+"""Different results of one domain, a day; all others are a few that say less (`others`)."""
 
 
 class TlsResult(NamedTuple):
@@ -37,20 +40,34 @@ class TlsResult(NamedTuple):
     """Of it."""
 
 
+def others(result: TlsResult) -> TlsResult:
+    """What a result is counted as where its domain has too many: it says how it ended, no more."""
+    fault = "validation-failure" if result.fault else ""
+    return TlsResult(result.domain, Published(result.published.type), fault)
+
+
 class TlsResults:
     """Counts since the last `take`; one for all who deliver."""
 
     def __init__(self) -> None:
         self._counted: Counter[TlsResult] = Counter()
+        self._of_domain: Counter[str] = Counter()
 
     def count(self, result: TlsResult, times: int = 1) -> None:
         """Count sessions."""
-        if result in self._counted or len(self._counted) < MOST:
-            self._counted[result] += times
+        if result not in self._counted:
+            if self._of_domain[result.domain] >= MOST_OF_DOMAIN:
+                result = others(result)
+            if result not in self._counted:
+                if len(self._counted) >= MOST:
+                    return
+                self._of_domain[result.domain] += 1
+        self._counted[result] += times
 
     def take(self) -> dict[TlsResult, int]:
         """Take out all that was counted."""
         taken, self._counted = self._counted, Counter()
+        self._of_domain = Counter()
         return dict(taken)
 
     def put_back(self, taken: dict[TlsResult, int]) -> None:

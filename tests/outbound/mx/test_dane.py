@@ -12,6 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from relay.access.owners import REPORTS_ID
 from relay.db.pool import Pool
 from relay.dns.resolver import Proof, Resolver
 from relay.outbound.mx.dane import PROVED, TLSA, UNPROVED, DaneFirst, DanePolicies, Matching
@@ -250,7 +251,6 @@ async def delivering(
     domains: Mapping[str, str],
     other: Says | None = None,
     results: TlsResults | None = None,
-    reports_from: str = "",
 ) -> AsyncIterator[tuple[World, Shown, Zone]]:
     """A world in which domains have numbers of sinks as exchangers, all of it signed.
 
@@ -285,7 +285,6 @@ async def delivering(
             "policy": DaneFirst(dane, other),
             "resolver": lambda: resolver,
             "results": results,
-            "reports_from": reports_from,
         }
         async with world(pool, {}, scripts, tls=tls, **settings) as w:
             dane._port = next(iter(w.sinks.values())).port
@@ -371,21 +370,32 @@ async def test_dane_goes_before_mta_sts(pool, tmp_path):
 
 
 async def test_a_report_of_tls_goes_whatever_tls_is_like(pool, tmp_path):
-    """RFC 8460, 3: the mail that tells of it waits for no policy; all other mail does."""
+    """RFC 8460, 3: the mail that tells of it waits for no policy, and makes no other report.
+
+    All other mail does, that from its address, too.
+    """
     domains = {"bad.example": "3", "none.example": "4"}
     refuses = Says({"none.example": TlsPolicy(Security.REFUSED, why="MTA-STS")})
     reports_from = "tls-reports@relay.example"
-    async with delivering(pool, tmp_path, domains, refuses, reports_from=reports_from) as world:
+    results = TlsResults()
+    async with delivering(pool, tmp_path, domains, refuses, results=results) as world:
         w, shown, zone = world
         publish(w, zone, "3", shown.record("2"))
         addresses = [f"a@{domain}" for domain in domains]
         await w.send(*addresses, status="queued")
-        reports = await put(pool, *addresses, sender=reports_from)
+        others = await put(pool, *addresses, sender=reports_from)
+        w.outbound.wake()
+        for other in others:
+            await w.outbound.becomes(other.id, "queued", 1)
+        counted = results.take()
+        reports = await put(pool, *addresses, sender=reports_from, owner=REPORTS_ID)
         w.outbound.wake()
         for report in reports:
             await w.outbound.becomes(report.id, "sent", 1)
         senders = [one.sender for n in "34" for one in w.sinks[n].received]
         assert senders == [reports_from] * 2
+        assert counted
+        assert results.take() == {}
 
 
 async def test_records_that_fail_hold_up_nobody_else(pool, tmp_path):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from relay.outbound.mx.policy import NO_POLICY, Published, Security, TlsPolicy
-from relay.outbound.mx.tls_results import TlsResult, TlsResults
+from relay.outbound.mx.policy import (
+    LONGEST,
+    MOST_STRINGS,
+    NO_POLICY,
+    Published,
+    Security,
+    TlsPolicy,
+)
+from relay.outbound.mx.tls_results import MOST_OF_DOMAIN, TlsResult, TlsResults
 from tests.outbound.mx.test_dane import Shown, Zone, delivering, publish
 from tests.outbound.mx.test_direct import Refuses, Says, World
 
@@ -77,3 +84,29 @@ async def test_records_that_fail_or_cannot_be_used_are_counted(pool, tmp_path):
             TlsResult("unusable.example", published, "tlsa-invalid", "mx3.example"): 1,
             TlsResult("unusable.example", published, "", "mx3.example", "127.0.0.3"): 1,
         }
+
+
+def test_a_domain_fills_neither_memory_nor_report():
+    """What it has too many of is counted as ended so, without names; others have room."""
+    results = TlsResults()
+    for number in range(1_000):
+        results.count(TlsResult("many.example", STS, "", f"mx{number}.example"))
+        results.count(TlsResult("many.example", STS, "certificate-expired", f"mx{number}.example"))
+    results.count(TlsResult("one.example", STS))
+    taken = results.take()
+    assert len(taken) == MOST_OF_DOMAIN + 3
+    assert sum(taken.values()) == 2_001
+    assert taken[TlsResult("many.example", Published("sts"), "validation-failure")] == 975
+    assert taken[TlsResult("one.example", STS)] == 1
+
+
+async def test_so_much_is_kept_of_what_is_published(pool, tmp_path):
+    """Of a thousand records some, and of a long one its beginning."""
+    results = TlsResults()
+    async with delivering(pool, tmp_path, {"one.example": "3"}, results=results) as (w, _, zone):
+        records = [f"3 1 1 {number:064x}" for number in range(100)]
+        publish(w, zone, "3", [*records, "3 1 0 " + "ab" * 600])
+        await w.send("a@one.example", status="queued")
+        (result,) = results.take()
+        assert len(result.published.strings) == MOST_STRINGS
+        assert max(map(len, result.published.strings)) <= LONGEST
