@@ -13,6 +13,10 @@ Promises
 - A report is queued for the owner of the message, by the upstream of its submitter, with the null
   reverse-path; it asks for no report.  Of a message that required TLS it requires TLS, and returns
   the header alone (RFC 8689, 5).
+- Of one message that went to many a submitter gets few reports, however its failures are spaced:
+  the first at once, and whole if that was asked for; the next gather for a time that grows
+  (`GATHER`) and return the header alone; behind `MOST_REPORTS` in a day the rest is one summary at
+  its end.  Each node knows of its own reports, since it was started.
 - A notice of which no report can be made holds up no other.  What the database refuses is tried
   again later, and dropped after `ATTEMPTS`; what cannot be composed, a fault of ours that would
   come again, is dropped at once.  Either is an error in the log.
@@ -35,8 +39,9 @@ matter, for either way the next look is right.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from datetime import datetime
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
@@ -62,7 +67,14 @@ log = get_logger()
 AT_ONCE = 50
 """Notices that one transaction makes reports of."""
 ATTEMPTS = 5
+GATHER = 30.0
+"""Seconds from the first report of a message to its second; each further one takes longer."""
+MOST_REPORTS = 5
+"""Reports of one message in a day."""
 
+_LONGER = 6
+_DAY = timedelta(days=1)
+_MOST_KNOWN = 10_000  # messages whose reports are remembered
 _LATER = 60.0  # s; after which a notice that could not be told is tried again
 _WATCHED_AT_ONCE = 5_000  # messages that one statement looks at
 
@@ -142,6 +154,26 @@ class _Done(NamedTuple):
     fault: str = ""
 
 
+class _Reports(NamedTuple):
+    """Reports of one message: how many in the day that began with the first, and the last."""
+
+    made: int
+    first: datetime
+    last: datetime
+
+    def next(self, gather: float) -> datetime:
+        """From when there may be another."""
+        if self.made >= MOST_REPORTS:
+            return self.first + _DAY
+        return self.last + timedelta(seconds=gather * _LONGER ** (self.made - 1))
+
+    def another(self, now: datetime) -> _Reports:
+        """These, and one that was made now."""
+        if now >= self.first + _DAY:
+            return _Reports(1, now, now)
+        return _Reports(self.made + 1, self.first, now)
+
+
 # OFFSET 0: each is looked up by its id, whatever is known of how many there are.
 _TAKE = f"""
     WITH due AS MATERIALIZED (
@@ -203,13 +235,25 @@ _TAKE = f"""
 class Notices:
     """The notices of one relay, which calls itself `hostname`.
 
-    `delayed_after`: seconds after which submitters are told that their mail waits.
+    `delayed_after`: seconds after which submitters are told that their mail waits; `gather`:
+    what `GATHER` says.
     """
 
-    def __init__(self, pool: Pool, hostname: str, *, delayed_after: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        hostname: str,
+        *,
+        delayed_after: float,
+        gather: float = GATHER,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
         self._pool = pool
         self._hostname = hostname
         self._delayed_after = delayed_after
+        self._gather = gather
+        self._now = now
+        self._reports: OrderedDict[UUID, _Reports] = OrderedDict()
 
     async def watch(self) -> int:
         """Write down what has waited for so long; returns how many messages that are."""
@@ -244,15 +288,25 @@ class Notices:
     async def _tell(self, most: int) -> Told:
         done: list[_Done] = []
         lanes: set[DueLane] = set()
+        reported: set[UUID] = set()
+        now = self._now()
         async with self._pool.transaction() as connection:
             cursor = await connection.execute(_TAKE, (most,))
             notices = [_Notice(*row) for row in await cursor.fetchall()]
-            for _, group in groupby(notices, lambda notice: notice.content_id):
+            for content, group in groupby(notices, lambda notice: notice.content_id):
                 of_one = list(group)
                 done += [_Done("moot", notice) for notice in of_one if not notice.is_so]
                 told = [notice for notice in of_one if notice.is_so]
-                if told:
-                    lanes |= await self._report(connection, told, done)
+                if not told:
+                    continue
+                before = self._reports.get(content)
+                if before is not None and (next := before.next(self._gather)) > now:
+                    await _gather(connection, told, (next - now).total_seconds())
+                    continue
+                lanes |= await self._report(connection, told, done)
+                reported.add(content)
+        for content in reported:
+            self._has_reported(content, now)
         for outcome, notice, fault in done:
             NOTICES.labels(outcome).inc()
             id = str(notice.message_id)
@@ -261,6 +315,12 @@ class Notices:
             else:
                 log.info("outbound.told", id=id, outcome=outcome)
         return Told(len(notices), lanes)
+
+    def _has_reported(self, content: UUID, now: datetime) -> None:
+        before = self._reports.pop(content, None)
+        self._reports[content] = _Reports(1, now, now) if before is None else before.another(now)
+        if len(self._reports) > _MOST_KNOWN:
+            self._reports.popitem(last=False)
 
     async def _report(
         self, connection: Connection, notices: Sequence[_Notice], done: list[_Done]
@@ -273,7 +333,7 @@ class Notices:
             _utc(first.created_at),
             bytes(first.raw or b""),
             first.size,
-            "HDRS" if first.require_tls else first.ret,
+            "HDRS" if first.require_tls or first.content_id in self._reports else first.ret,
             first.envid,
         )
         fates = [notice.fate for notice in notices]
@@ -335,6 +395,22 @@ class Notices:
             NOTICES.labels("untold").inc()
             log.error("outbound.untold", id=str(row[0]), error=why)
         return 1
+
+
+async def _gather(connection: Connection, notices: Sequence[_Notice], seconds: float) -> None:
+    """Have notices that were taken wait for so long."""
+    await connection.execute(
+        """
+        INSERT INTO relay.outbound_notices (message_id, action, run_at)
+        SELECT n.message_id, n.action, clock_timestamp() + make_interval(secs => %s)
+        FROM unnest(%s::uuid[], %s::text[]) n (message_id, action)
+        """,
+        (
+            seconds,
+            [notice.message_id for notice in notices],
+            [notice.action for notice in notices],
+        ),
+    )
 
 
 def _subject(raw: bytes) -> str:

@@ -17,7 +17,7 @@ from relay.ids import new_id
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import Queued, enqueue
 from relay.outbound.message import Address, AskedFor, Message
-from relay.outbound.notices import ATTEMPTS, Notices
+from relay.outbound.notices import ATTEMPTS, MOST_REPORTS, Notices
 from relay.outbound.returned import Returned, keep
 from relay.outbound.states import Cause
 from relay.outbound.suppressions import Suppressions
@@ -352,3 +352,62 @@ async def test_a_kill_before_the_commit(pool: Pool):
     with pytest.raises(DatabaseUnavailable):
         await Killed(pool, "mail.x.example", delayed_after=1.0).tell()
     assert len(await told(pool)) == 1
+
+
+async def test_a_message_to_many_has_few_reports_however_they_are_spaced(node: Node):
+    """The first is whole, the others gather and have its header; then one at the end of the day."""
+    times = [datetime(2026, 1, 1, tzinfo=UTC)]
+    teller = Notices(
+        node.pool, "mail.x.example", delayed_after=3600.0, gather=30.0, now=lambda: times[-1]
+    )
+    recipients = [f"a{number}@y.example" for number in range(45)]
+    await submit(node.pool, *recipients, mail=MailWishes(ret="FULL"))
+    jobs = await node.drain()
+    for job in jobs:
+        await node.finish([job], Cause.REFUSED)
+        await teller.tell()
+        times.append(times[-1] + timedelta(seconds=10))
+    assert len(jobs) == len(recipients)
+
+    # Their notices wait by the database's clock, so that it is asked anew at each of these times.
+    for hours in (1, 2, 3, 8, 12, 23):
+        times.append(times[0] + timedelta(hours=hours))
+        for _ in range(2):
+            await node.pool.execute("UPDATE relay.outbound_notices SET run_at = clock_timestamp()")
+            await teller.tell()
+    assert await node.pool.fetch_value("SELECT count(*) FROM relay.outbound_notices") == 0
+    found = await reports(node.pool)
+    assert 2 <= len(found) <= MOST_REPORTS
+    told = sorted(one.final for _, report in found for one in report.recipients)
+    assert told == sorted(recipients)
+    assert [b"\r\n\r\ntext\r\n" in blob for blob, _ in found] == [
+        True, *[False] * (len(found) - 1),
+    ]  # fmt: skip
+
+
+async def test_what_fails_behind_so_many_reports_is_one_summary(node: Node):
+    """A day after the first of them."""
+    now = [datetime(2026, 1, 1, tzinfo=UTC)]
+    teller = Notices(
+        node.pool, "mail.x.example", delayed_after=3600.0, gather=0.0, now=lambda: now[0]
+    )
+    await submit(node.pool, *(f"a{number}@y.example" for number in range(MOST_REPORTS + 2)))
+    for job in await node.drain():
+        await node.finish([job], Cause.REFUSED)
+        await teller.tell()
+    assert len(await reports(node.pool)) == MOST_REPORTS
+    waiting = "SELECT count(*) FROM relay.outbound_notices WHERE run_at > now() + interval '23 h'"
+    assert await node.pool.fetch_value(waiting) == 2
+    await node.pool.execute("UPDATE relay.outbound_notices SET run_at = clock_timestamp()")
+    now[0] += timedelta(days=1)
+    await teller.tell()
+    found = await reports(node.pool)
+    assert [len(report.recipients) for _, report in found] == [*[1] * MOST_REPORTS, 2]
+
+
+async def reports(pool: Pool) -> list[tuple[bytes, Report]]:
+    """The reports that are queued, and what they say."""
+    rows = await pool.fetch(
+        "SELECT blob FROM relay.outbound_contents WHERE route_as IS NOT NULL ORDER BY id"
+    )
+    return [(bytes(blob), read(bytes(blob))) for (blob,) in rows]
