@@ -615,11 +615,12 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, vir
 
 async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
     """It happens in a thread, few at once; the loop and other mail go on meanwhile."""
-    from relay.outbound import workers
-    from relay.outbound.render import mail_of
+    from relay.outbound import render
 
     release = threading.Event()
     most = busy = 0
+
+    mail_of = render.mail_of
 
     def slow(message):
         nonlocal most, busy
@@ -631,7 +632,7 @@ async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
             busy -= 1
         return mail_of(message)
 
-    monkeypatch.setattr(workers, "mail_of", slow)
+    monkeypatch.setattr(render, "mail_of", slow)
     large = Message(
         Address("a@example.org"),
         [Address(f"large{number}@example.net") for number in range(6)],
@@ -674,9 +675,10 @@ async def test_an_announced_message_survives_the_connection(pool):
 @pytest.mark.parametrize("place", ["composing", "delivering"])
 async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, monkeypatch, place):
     """The one before a poisoned message is delivered, and so is the one after it."""
-    from relay.outbound import workers
-    from relay.outbound.render import mail_of
+    from relay.outbound import render
     from relay.smtp.client import SmtpClient
+
+    mail_of = render.mail_of
 
     def compose(message):
         if place == "composing" and message.recipient == "poison@example.net":
@@ -690,7 +692,7 @@ async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, m
             raise RuntimeError
         begin(self, mail, *rest, **options)
 
-    monkeypatch.setattr(workers, "mail_of", compose)
+    monkeypatch.setattr(render, "mail_of", compose)
     monkeypatch.setattr(SmtpClient, "begin", break_down)
     async with (
         running_sink() as sink,
