@@ -31,6 +31,7 @@ export default {
   "there is none": "es gibt keines",
   "it matches no TLSA record": "es passt zu keinem TLSA-Eintrag",
   "its chain cannot be read": "seine Kette lässt sich nicht lesen",
+  "its chain takes too many signatures to verify": "für seine Kette wären zu viele Signaturen zu prüfen",
   "no authority of a TLSA record has signed it": "keine Zertifizierungsstelle eines TLSA-Eintrags hat es signiert",
   "it has expired": "es ist abgelaufen",
   "it is not valid yet": "es gilt noch nicht",
