@@ -49,6 +49,7 @@ def test_hostile_mail_would_do_harm_without_protection(browse_at_home: Browse) -
                 unknown.wait_for_connections(1)
 
 
+@pytest.mark.timeout(240)
 def test_hostile_mail_does_nothing(relay: RelayProcess, browse_at_home: Browse) -> None:
     """Nothing in the catalogue loads, runs, connects or leads away, on the page or alone.  Once
     remote images are asked for, those that were counted are fetched, once each, without referrer
@@ -124,6 +125,21 @@ def test_hostile_mail_does_nothing(relay: RelayProcess, browse_at_home: Browse) 
         page.wait_for_timeout(300)
         assert elsewhere.connections == connections
         assert elsewhere.heard == set()
+
+        # With remote images, which most have none of: those that have one show it, and no more.
+        named = dict(zip([*shown, *odd], previews, strict=True))
+        for name, preview in named.items():
+            loaded = preview.removesuffix("=blocked") + "=loaded"
+            page.goto(loaded)
+            if name in PICTURES:
+                elsewhere.wait_for(name)
+            page.wait_for_timeout(50)
+            assert page.url == loaded
+            assert page.evaluate("window.hacked") is None
+        page.wait_for_timeout(300)
+        assert elsewhere.heard == PICTURES
+        assert elsewhere.told == []
+        elsewhere.heard.clear()
         page.goto(alone)
         elsewhere.wait_for(counted[-1])
         assert elsewhere.heard == {counted[-1]}

@@ -116,6 +116,36 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse, ax
         assert visit.errors == []
 
 
+def test_what_a_sender_says_of_itself_is_no_verdict(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """Results of checks that stand in the mail are shown as somebody's words, and never as good:
+    whoever sends mail can write them.  What the relay found is in Checks, which says none."""
+    message = EmailMessage(policy.SMTP)
+    message["From"], message["Subject"] = f"Ann Example <{SENDER}>", "The forged one"
+    message["Authentication-Results"] = "mx.google.example; spf=pass; dkim=pass header.d=x.example"
+    message.set_content("text")
+    with browse() as visit:
+        page = visit.page
+        page.goto(relay.run["http"])
+        address = create_inbox(page)
+        deliver(relay, address, message.as_bytes())
+        page.get_by_role("link", name="The forged one").click()
+        page.get_by_role("button", name="Headers").click()
+        claims = page.locator("#message-claims")
+        expect(claims).to_have_text("said by mx.google.example: spf=pass dkim=pass")
+        value = page.locator("#message-headers dd").first
+        plain = value.evaluate("it => getComputedStyle(it).color")
+        for one in claims.locator(".verdict").all():
+            expect(one).to_have_css("color", plain)
+        visit.check("claims", axe)
+        page.get_by_role("button", name="Checks").click()
+        checks = page.locator("#message-checks")
+        expect(checks.locator(".verdict")).to_have_count(3)
+        expect(checks.locator(".is-pass")).to_have_count(0)
+        assert visit.errors == []
+
+
 def test_raw_is_shown_as_utf_8_where_it_is_that(relay: RelayProcess, browse: Browse) -> None:
     """Also where what is shown ends within a character; and octets that are no UTF-8 as Latin-1."""
     head = b"Subject: %s\r\nContent-Type: text/plain; charset=%s\r\n\r\n"

@@ -103,23 +103,25 @@ function hops(headers) {
 export const valuesOf = (headers, name) =>
   Object.entries(headers).filter(([key]) => key.toLowerCase() === name).flatMap(([, values]) => values);
 
-// What others found, who took it in before: "spf=pass" and so on, of Authentication-Results.
-export function verdicts(headers) {
-  return valuesOf(headers, "authentication-results").slice(0, 5).flatMap((value) =>
-    [...value.slice(0, 4000).matchAll(/\b(spf|dkim|dmarc|arc)\s*=\s*([a-z]{1,20})/gi)].map(([, what, result]) => [what.toUpperCase(), result.toLowerCase()]));
-}
+// What Authentication-Results say, "spf=pass" and so on, by whom.  The sender may have written them:
+// they are shown as somebody's words, and what the relay itself finds is in Checks.
+const claims = (headers) =>
+  valuesOf(headers, "authentication-results").slice(0, 5).map((value) => [
+    /[^\s;]{0,99}/.exec(value.trim())[0],
+    value.slice(0, 4000).match(/\b(spf|dkim|dmarc|arc)\s*=\s*[a-z]{1,20}/gi),
+  ]).filter(([, said]) => said);
 
 export function headersOf(headers) {
   const rows = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
   const way = hops(headers);
-  const found = verdicts(headers);
+  const claimed = claims(headers);
   return [
     way.length ? h("section", { id: "message-path" }, h("h3", t("The way it took")),
       h("ol", way.map(({ from, by, with: how, at, took }) => h("li",
         h("b", by || "?"), from ? ` ← ${from}` : "", how ? h("span.small", ` ${how}`) : "",
         at ? h("time.small", { dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
         took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))) : "",
-    found.length ? h("p", { id: "message-verdicts" }, found.map(([what, result]) => [h("span", { class: `verdict is-${result}`, text: `${what} ${result}` }), " "]).flat()) : "",
+    claimed.length ? h("ul.plain", { id: "message-claims" }, claimed.map(([who, said]) => h("li", { dir: "auto" }, t("said by {0}:", who), said.flatMap((one) => [" ", h("span.verdict", one)])))) : "",
     h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", name), h("dd", { text: value, dir: "auto" })]).flat()),
   ].filter(Boolean);
 }

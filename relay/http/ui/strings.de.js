@@ -326,6 +326,7 @@ export default {
   "{0} left": "noch {0}",
   "until {0}": "bis {0}",
   "No message matches.": "Keine Nachricht passt.",
+  "said by {0}:": "gesagt von {0}:",
   "Nothing was sent yet.": "Noch nichts gesendet.",
   "No message has this tag.": "Keine Nachricht hat dieses Kennzeichen.",
   "All that are in this list, or match the search": "Alle in dieser Liste oder alle Treffer der Suche",
