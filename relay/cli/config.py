@@ -76,9 +76,12 @@ def show(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
 def check(config: Path | None, as_json: bool) -> None:
     """Check the settings: exit code 0, or 78 and a sentence that says what to change."""
     from relay.lifecycle.letters import letters_of
+    from relay.outbound.shaping_file import ShapingFile
     from relay.settings import load
 
-    letters_of(load(config=config), "http://localhost")  # the templates, too
+    settings = load(config=config)
+    letters_of(settings, "http://localhost")  # the templates, too,
+    ShapingFile.load(settings.outbound.shaping)  # and the traffic rules
     if as_json:
         output.document({"valid": True})
     else:

@@ -252,6 +252,15 @@ def test_a_valid_configuration_is_0(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"The settings are valid.\n")
 
 
+def test_wrong_traffic_rules_are_found_before_a_start(tmp_path: Path) -> None:
+    """config check reads the file that a start would read, and ends as that would: 78, a line."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text("[provider.bigmail]\nmx = ['bigmail.example']\nconections = 3\n")
+    done = cli("config", "check", cwd=tmp_path, env={"RELAY_OUTBOUND__SHAPING": str(rules)})
+    assert done.returncode == 78
+    assert b"line 3: provider.bigmail.conections: there is no such key" in done.stderr
+
+
 def test_colours_are_for_terminals_that_want_them(tmp_path: Path) -> None:
     """On a terminal a table has colours; with NO_COLOR it has none."""
     code, text = on_terminal("config", "show")
