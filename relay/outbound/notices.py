@@ -14,9 +14,9 @@ Promises
   reverse-path; it asks for no report.  Of a message that required TLS it requires TLS, and returns
   the header alone (RFC 8689, 5).
 - Of one message that went to many a submitter gets few reports, however its failures are spaced:
-  the first at once, and whole if that was asked for; the next gather for a time that grows
-  (`GATHER`) and return the header alone; behind `MOST_REPORTS` in a day the rest is one summary at
-  its end.  Each node knows of its own reports, since it was started.
+  two at once, the first whole if that was asked for; the next gather for a time that grows
+  (`GATHER`); all but the first return the header alone; behind `MOST_REPORTS` in a day the rest is
+  one summary at its end.  Each node knows of its own reports, since it was started.
 - A notice of which no report can be made holds up no other.  What the database refuses is tried
   again later, and dropped after `ATTEMPTS`; what cannot be composed, a fault of ours that would
   come again, is dropped at once.  Either is an error in the log.
@@ -68,7 +68,7 @@ AT_ONCE = 50
 """Notices that one transaction makes reports of."""
 ATTEMPTS = 5
 GATHER = 30.0
-"""Seconds from the first report of a message to its second; each further one takes longer."""
+"""Seconds from the second report of a message to its third; each further one takes longer."""
 MOST_REPORTS = 5
 """Reports of one message in a day."""
 
@@ -154,6 +154,10 @@ class _Done(NamedTuple):
     fault: str = ""
 
 
+_SOON = 2
+"""Reports of a message that wait for nothing: that it waits or was taken, and how it ended."""
+
+
 class _Reports(NamedTuple):
     """Reports of one message: how many in the day that began with the first, and the last."""
 
@@ -165,7 +169,9 @@ class _Reports(NamedTuple):
         """From when there may be another."""
         if self.made >= MOST_REPORTS:
             return self.first + _DAY
-        return self.last + timedelta(seconds=gather * _LONGER ** (self.made - 1))
+        if self.made < _SOON:
+            return self.last
+        return self.last + timedelta(seconds=gather * _LONGER ** (self.made - _SOON))
 
     def another(self, now: datetime) -> _Reports:
         """These, and one that was made now."""
