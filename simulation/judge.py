@@ -231,14 +231,14 @@ def _tokens(database: Database, history: History) -> list[str]:
     taken: dict[tuple[str, str], list[float]] = defaultdict(list)
     for recipient, subject, at in database.query(
         "SELECT recipient, subject, extract(epoch FROM created_at)::float8"
-        " FROM relay.outbound_messages WHERE subject IN (%s, %s) ORDER BY id",
+        " FROM relay.outbound_messages WHERE subject IN (%s, %s) ORDER BY created_at",
         [_ACTIVATION, _RECOVERY],
     ):
         taken[recipient, subject].append(at)
     waited: dict[str, list[tuple[float, float, str]]] = {_ACTIVATION: [], _RECOVERY: []}
     for email, action, made in database.query(
         "SELECT a.email, t.action::text, t.created_at::float8"
-        " FROM relay.tokens t JOIN relay.accounts a ON a.id = t.account ORDER BY t.id"
+        " FROM relay.tokens t JOIN relay.accounts a ON a.id = t.account ORDER BY t.created_at, t.id"
     ):
         subject = _RECOVERY if action == "password_recovery" else _ACTIVATION
         if taken[email, subject]:

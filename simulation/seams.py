@@ -39,6 +39,7 @@ _MAY_BE_LOADED = {
 _SWEEPS = {
     "actors.claimer:run": {"sweep_every": 60},
     "actors.collector:run": {"sweep_every": 60},
+    "actors.notifier:run": {"sweep_every": 60, "watch_every": 10},
     "actors.postgres:run": {"look_every": 40},
     "actors.reaper:run": {"sweep_every": 10, "retry_every": 60},
     "actors.summariser:run": {"sweep_every": 120},
