@@ -55,7 +55,8 @@ _RESTS = 12
 _LOOKS_AT_SERVERS = 120
 """So many times as rarely does a relay look at the server in use, and at the other, in these."""
 _LOOKS = 10
-"""So many times as rarely does a signer look for keys of which nobody told it, in these."""
+"""So many times as rarely does a sender look, in these, for keys and for learned traffic rules of
+which nobody told it."""
 _NOT_RECORDED = 540.0
 """Seconds for which nobody records, in these, what the last minute was like."""
 _OFTEN_FOR = 2 * HOUR
@@ -107,12 +108,13 @@ def sweep_rarely(world: World, seconds: float) -> None:
             function.__kwdefaults__[argument] *= times
     from actors import postgres, sender
     from relay.history import History
-    from relay.outbound import signer
+    from relay.outbound import shaping_keeper, signer
 
     postgres.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
     postgres.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
     sender.LONG_REST *= _RESTS
     signer.LOOK_EVERY *= _LOOKS
+    shaping_keeper.LOOK_EVERY *= _LOOKS
     record = History.record
 
     async def record_rarely(history: History) -> float:
