@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -227,6 +228,20 @@ def dsn_of(servers: Sequence[Server], database: str) -> str:
     hosts = ",".join(server.socket for server in servers)
     ports = ",".join("5432" for _ in servers)
     return make_conninfo("", host=hosts, port=ports, user="relay", dbname=database)
+
+
+def _connect_behind(dsn: str) -> None:
+    """Connect after all who have asked before; their queue may be full for a moment."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            psycopg.connect(dsn).close()
+        except psycopg.OperationalError as error:
+            if os.strerror(errno.EAGAIN) not in str(error) or time.monotonic() > until:
+                raise
+            time.sleep(0.002)
+        else:
+            return
 
 
 def _recorded(data: Path) -> int:
@@ -782,7 +797,7 @@ class Database:
                 self._come_to_rest(site, pid, lambda: _poll(conn.pgconn.socket, 0))  # noqa: B023
         site.server.hold_postmaster(held=False)
         # Connections that were asked for meanwhile are taken before this one.
-        psycopg.connect(site.dsn).close()
+        _connect_behind(site.dsn)
         self._thawed.set()
         self._thawed = trio.Event()
         self._settle()
