@@ -14,7 +14,7 @@ import sys
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -126,7 +126,9 @@ def test_every_lock_is_made_by_make_lock() -> None:
 
 
 @pytest.mark.soak  # everything is built twice, installed and started: minutes, and a network
-def test_built_packages_work_alone(tmp_path: Path) -> None:
+def test_built_packages_work_alone(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """The same bytes twice; in a clean environment `relay-mail demo` ends with 0, the test of
     a sign-up that the client's README begins with passes, and both have what the tree's own have.
     A source distribution makes the same wheel."""
@@ -158,9 +160,18 @@ def test_built_packages_work_alone(tmp_path: Path) -> None:
     said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], tmp_path / "suite")
     took = time.monotonic() - began
     assert "1 passed" in said
-    assert took < 60.0, f"{took:.0f} s from the first command to a test that passed"
+    passes_soon(took, record_property)
     run([str(environment / "bin" / "relay-mail"), "demo"], tmp_path)
     look_at_examples(python, tmp_path / "examples")
+
+
+def passes_soon(took: float, record_property: Callable[[str, object], None]) -> None:
+    """A newcomer's first test passes within a minute of the first command; what it took is shown by
+    `pytest -rP`, and stands in a JUnit report."""
+    said = f"{took:.1f} s from the first command to a test that passed"
+    print(said)
+    record_property("seconds", round(took, 1))
+    assert took < 60.0, said
 
 
 def look_at_examples(python: str, folder: Path) -> None:
@@ -286,7 +297,9 @@ export default {
 
 
 @pytest.mark.soak  # npm installs Playwright, pip the relay: a network
-def test_a_browser_signs_up_with_built_packages_alone(tmp_path: Path) -> None:
+def test_a_browser_signs_up_with_built_packages_alone(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """The test that the npm package's README begins with passes within a minute of the first
     command, in a clean environment: the relay's wheel, the tarball, Playwright."""
     chromium, npm = shutil.which("chromium"), shutil.which("npm")
@@ -328,7 +341,7 @@ def test_a_browser_signs_up_with_built_packages_alone(tmp_path: Path) -> None:
         )
         took = time.monotonic() - began
     assert "1 passed" in said
-    assert took < 60.0, f"{took:.0f} s from the first command to a test that passed"
+    passes_soon(took, record_property)
 
 
 @contextmanager
