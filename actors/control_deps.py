@@ -157,6 +157,7 @@ def control_deps(
                 upstream=upstream,
                 host=urlsplit(settings.http.link_base).hostname or "",
                 received=store.domains,
+                sources=traffic.sources,
             ),
             keyring=keyring,
             webhooks=Webhooks(pool),

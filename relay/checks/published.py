@@ -496,3 +496,15 @@ def reverse(address: str, host: str | None) -> Asking[Entry]:
         said = "the DNS gave no answer about the addresses of that name"
         return _entry("PTR", question, shown, None, None, said)
     return _entry("PTR", question, shown, wanted, False, f"no such name leads back to {address}")
+
+
+def no_reverse(address: str | None) -> Entry:
+    """What is said of the address that mail leaves from, where nobody here knows the public one.
+
+    `address`: of this machine, that is not public; None: not even that is known.
+    """
+    if address is None:
+        said = "not checked: this machine has no address that leads to the internet"
+        return Entry("PTR", "in-addr.arpa", "PTR", None, None, None, said)
+    said = f"not checked: {address} is not public, and behind which address it is nobody knows here"
+    return Entry("PTR", ip_address(address).reverse_pointer, "PTR", None, None, None, said)

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
-from relay.cli import options, output
+from relay.cli import exits, options, output
 from relay.cli.client import Api, segment
 
 _SIGNS = {True: ("ok", "green"), False: ("wrong", "red"), None: ("unknown", "yellow")}
+_ADVICE = frozenset({"MTA-STS", "MTA-STS policy", "TLS-RPT"})
+"""What mail leaves well without; the exit code leaves it out."""
 _STRING = 255  # characters of one string of a TXT record
 
 
@@ -24,15 +26,34 @@ def domain() -> None:
 @options.data_dir
 @options.as_json
 def check(domain: str, data_dir: Path, as_json: bool) -> None:
-    """Ask the DNS for the records of DOMAIN: MX, SPF, DKIM, DMARC, MTA-STS, TLS-RPT.
+    """Ask the DNS for the records of DOMAIN: MX, SPF, DKIM, DMARC, PTR, MTA-STS, TLS-RPT.
 
-    What is missing or wrong is followed by what to publish, as a line of a zone file.
+    What is missing or wrong is followed by what to publish, as a line of a zone file. Ends with 1
+    if a record is missing or wrong, with 69 if the DNS did not answer about one; MTA-STS and
+    TLS-RPT are advice and do not count, nor does a PTR that nobody here can ask for.
     """
     with output.working(f"asking about {output.line(domain)}"):
         found = Api.find(data_dir).call("GET", f"/api/v1/domains/{segment(domain)}/check").json()
     if as_json:
         output.document(found)
-        return
+    else:
+        _show(found)
+    counted = [one for one in found if one["record"] not in _ADVICE]
+    if wrong := _records(counted, ok=False):
+        raise exits.Failure(f"Missing or wrong at {output.line(domain)}: {wrong}.")
+    if unknown := _records([one for one in counted if one["record"] != "PTR"], ok=None):
+        raise exits.Failure(
+            f"The DNS did not say all about {output.line(domain)}: {unknown}.", exits.UNAVAILABLE
+        )
+
+
+def _records(found: list[dict[str, Any]], *, ok: bool | None) -> str:
+    """The records of which that is said, each once."""
+    said = (output.line(one["record"]) for one in found if one["ok"] is ok)
+    return ", ".join(dict.fromkeys(said))
+
+
+def _show(found: list[dict[str, Any]]) -> None:
     output.table(
         ("record", "ok", "name", "why"),
         [

@@ -4,6 +4,9 @@ Promises
 - The DNS is asked anew each time: what was published a moment ago is seen, as far as the servers
   that are asked see it.
 - All of it within `timeout` seconds; what nobody has said by then is told as not known.
+- The addresses that mail leaves from are asked for where it is delivered directly (`mx:`): those of
+  its sources, else those that the system chooses.  What is not public is told as not known: by
+  which address its mail arrives nobody here can see.
 - A policy of MTA-STS is fetched as senders fetch it: its certificate verified, no redirect
   followed, and from the public internet alone (`relay.webhooks.post`).
 
@@ -12,7 +15,7 @@ Fails with `DatabaseUnavailable`; what the DNS or others do is told in the entri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,9 +26,11 @@ from relay.chance import utc_now
 from relay.checks import sts
 from relay.errors import TemporaryFailure
 from relay.ip import is_loopback
+from relay.net import leaving_addresses
 from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.senders import Senders
-from relay.ssrf_guard import Resolve
+from relay.outbound.senders import DIRECT, Senders
+from relay.outbound.sources import Sources
+from relay.ssrf_guard import Resolve, is_public
 from relay.webhooks.post import NotPosted, Poster
 
 if TYPE_CHECKING:
@@ -50,12 +55,13 @@ class DomainChecks:
         upstream: str,
         host: str,
         received: Sequence[str],
-        sources: Sequence[str] = (),
+        sources: Sources | None = None,
+        leaving: Callable[[], Awaitable[Sequence[str]]] = leaving_addresses,
         timeout: float = 15.0,
     ) -> None:
         """`upstream`: the relay's own, without credentials; `host`: the relay's name in the DNS, if
-        it has one; `received`: the domains whose mail it receives; `sources`: the addresses from
-        which it delivers directly.
+        it has one; `received`: the domains whose mail it receives; `sources`: from where whose mail
+        leaves; `leaving`: gives the addresses that the system chooses for the rest.
         """
         self._resolver = resolver
         self._keys = keys
@@ -64,7 +70,8 @@ class DomainChecks:
         self._upstream = upstream
         self._host = "" if is_loopback(host) or "." not in host else host.lower()
         self._received = received
-        self._sources = sources
+        self._sources = sources or Sources()
+        self._leaving = leaving
         self._timeout = timeout
 
     async def check(self, domain: str) -> list[Entry]:
@@ -72,6 +79,7 @@ class DomainChecks:
         known = await self._keys.show(domain)
         keys = [key for key in known.keys if key.state != "retired"] if known else []
         upstreams = [self._upstream, *await self._senders.upstreams_of(domain)]
+        addresses = await self._addresses(domain) if DIRECT in upstreams else {}
         await trio.to_thread.run_sync(_load)
         from relay.checks import published  # see `_load`
 
@@ -95,18 +103,34 @@ class DomainChecks:
         helo = self._host or domain
         async with trio.open_nursery() as nursery:
             nursery.start_soon(exchanges)
-            by = published.sender_policy(domain, helo, _hosts(upstreams), self._sources)
+            seen = [address for address in addresses if is_public(address)]
+            by = published.sender_policy(domain, helo, _hosts(upstreams), seen)
             nursery.start_soon(ask, 1, by)
             nursery.start_soon(ask, 4, published.dmarc(domain, signs=signs))
             nursery.start_soon(ask, 6, published.tls_reports(domain))
             for place, key in enumerate(keys):
                 named = published.Key(key.name, key.record, key.state)
                 nursery.start_soon(ask, 10 + place, published.dkim(named))
-            for place, address in enumerate(self._sources):
-                nursery.start_soon(ask, 1000 + place, published.reverse(address, self._host))
+            for place, address in enumerate(seen):
+                by = published.reverse(address, addresses[address])
+                nursery.start_soon(ask, 1000 + place, by)
         signatures = [found.pop(10 + place)[0] for place in range(len(keys))]
         found[3] = signatures or [published.no_keys(domain)]
+        unseen = [address for address in addresses if address not in seen]
+        if DIRECT in upstreams and (unseen or not seen):
+            unknown: list[str | None] = [*unseen] or [None]
+            found[2000] = [published.no_reverse(address) for address in unknown]
         return [entry for _, entries in sorted(found.items()) for entry in entries]
+
+    async def _addresses(self, domain: str) -> dict[str, str]:
+        """The addresses that direct mail of a domain leaves from, each with the name said there."""
+        found: dict[str, str] = {}
+        for source in self._sources.of_domain(domain):
+            addresses = source.addresses if source is not None else ()
+            name = (source.ehlo if source is not None else None) or self._host
+            for address in addresses or await self._leaving():
+                found.setdefault(address, name)
+        return found
 
     def _own_host(self, domain: str) -> str | None:
         if domain not in self._received:

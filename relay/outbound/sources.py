@@ -106,6 +106,13 @@ class Sources:
             found = self._by_sender.get(_domain_of(address))
         return found or self._everybody
 
+    def of_domain(self, domain: str) -> tuple[Source | None, ...]:
+        """The sources of the mail of a domain's senders; None among them: some leaves by none."""
+        at = f"@{domain}"
+        own = [source for sender, source in self._by_sender.items() if sender.endswith(at)]
+        others = self._by_sender.get(domain, self._everybody)
+        return tuple(dict.fromkeys([*own, others]))
+
     @property
     def warms_up(self) -> bool:
         """Whether any has a limit of mails a day."""

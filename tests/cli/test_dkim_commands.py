@@ -102,7 +102,7 @@ def test_keys_are_made_used_rotated_and_removed(tmp_path: Path, database_url: st
         assert results(received(one, box, "one"), published) == ["pass", "pass"]
 
         checked = cli("domain", "check", "shop.example", "--data-dir", one.data_dir)
-        assert checked.returncode == 0, checked.stderr
+        assert checked.returncode == 69, checked.stderr  # no DNS answers
         text = checked.stdout.decode()
         for (name, _), value in published.items():
             # Of the keys that sign: nobody answers, and what to publish is there to be copied.

@@ -50,10 +50,16 @@ def test_a_list_is_read_whole():
         ("", rest),
     ]:
         assert found.of(sender) is source
+    assert found.of_domain("example.com") == (bulk, rest)
+    assert found.of_domain("lists.example") == (bulk,)
+    assert found.of_domain("sub.lists.example") == (rest,)
     assert found.warms_up
     assert (found.named("rest"), found.named("none")) == (rest, None)
     assert parse([]).of("a@b.example") is None
-    assert parse([{"name": "one", "senders": ["a.example"]}]).of("a@b.example") is None
+    some = parse([{"name": "one", "senders": ["a.example", "b@c.example"]}])
+    assert some.of("a@b.example") is None
+    assert some.of_domain("b.example") == (None,)
+    assert some.of_domain("c.example") == (some.sources[0], None)
 
 
 @pytest.mark.parametrize(

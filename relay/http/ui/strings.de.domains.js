@@ -50,6 +50,8 @@ export default {
   "with it, others report where mail to the domain could not use TLS": "mit ihm berichten andere, wo Mail zur Domain TLS nicht nutzen konnte",
   "{0} has no address": "{0} hat keine Adresse",
   "{0} has no name, and many refuse mail from such an address": "{0} hat keinen Namen, und viele lehnen Mail von solch einer Adresse ab",
+  "not checked: this machine has no address that leads to the internet": "ungeprüft: Keine Adresse dieser Maschine führt ins Internet",
+  "not checked: {0} is not public, and behind which address it is nobody knows here": "ungeprüft: {0} ist nicht öffentlich; hinter welcher Adresse sie liegt, weiß hier niemand",
   "{0} leads back to {1}": "{0} führt zurück zu {1}",
   "it cannot be fetched: {0}": "sie ist nicht abrufbar: {0}",
   "it was not fetched: {0}": "sie wurde nicht abgerufen: {0}",

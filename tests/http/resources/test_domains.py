@@ -15,6 +15,7 @@ from relay.dns.resolver import Resolver
 from relay.http.domain_checks import DomainChecks
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.senders import Senders
+from relay.outbound.sources import parse as parse_sources
 from relay.self_signed import self_signed
 from relay.webhooks.post import Got, Poster
 from tests.dns.server import DnsServer
@@ -141,6 +142,67 @@ async def test_what_nobody_answers_is_not_called_wrong(
         assert by["MTA-STS policy"]["ok"] is False
         assert "not on the public internet" in by["MTA-STS policy"]["detail"]
         assert by["DKIM"]["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("upstream", "leaving", "sources", "said"),
+    [
+        ("smtps://out.example:465", ["9.9.9.9"], [], {}),
+        ("mx:", ["9.9.9.9"], [], {"9.9.9.9.in-addr.arpa": False}),
+        ("mx:", ["10.0.0.5"], [], {"5.0.0.10.in-addr.arpa": None}),
+        ("mx:", [], [], {"in-addr.arpa": None}),
+        (
+            "mx:",
+            ["10.0.0.5"],
+            [
+                {"name": "shop", "addresses": ["8.8.4.4"], "senders": ["shop.example"]},
+                {"name": "news", "addresses": ["1.1.1.1"], "senders": ["news@shop.example"]},
+                {"name": "others", "addresses": ["8.8.8.8"]},
+            ],
+            {"1.1.1.1.in-addr.arpa": False, "4.4.8.8.in-addr.arpa": False},
+        ),
+        ("mx:", ["9.9.9.9"], [{"name": "any"}], {"9.9.9.9.in-addr.arpa": False}),
+    ],
+)
+async def test_where_direct_mail_leaves_from_has_a_name_that_leads_back(
+    database_url: str,
+    pool: Pool,
+    nursery: trio.Nursery,
+    upstream: str,
+    leaving: list[str],
+    sources: list[dict[str, Any]],
+    said: dict[str, bool | None],
+):
+    """PTR and SPF are asked for the addresses of a domain's sources, else those that the system
+    chooses; of one that is not public it is said that nothing was checked; with an upstream,
+    nothing is asked."""
+    zone = {("shop.example", "TXT"): ['"v=spf1 -all"']}
+    names: DnsServer = await nursery.start(DnsServer(zone).run)
+
+    async def chosen() -> list[str]:
+        return leaving
+
+    async with open_house(database_url, pool, dns=names.address) as house:
+        checks = DomainChecks(
+            lambda: Resolver([names.address]),
+            DkimKeys(pool, house.keyring.vault),
+            Senders(pool, house.keyring.vault),
+            lambda resolve: Poster(resolve=resolve),
+            upstream=upstream,
+            host="relay.shop.example",
+            received=[],
+            sources=parse_sources(sources),
+            leaving=chosen,
+        )
+        found = await checks.check("shop.example")
+    reversed_ = [one for one in found if one.record == "PTR"]
+    assert {one.name: one.ok for one in reversed_} == said
+    assert all("not checked" in one.detail for one in reversed_ if one.ok is None)
+    (spf,) = (one for one in found if one.record == "SPF")
+    for name, ok in said.items():
+        if ok is False:
+            address = ".".join(reversed(name.removesuffix(".in-addr.arpa").split(".")))
+            assert f"ip4:{address}" in (spf.wanted or "")
 
 
 @pytest.mark.parametrize(("scopes", "status"), [(("read", "send"), 403), ((), 401)])
