@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -48,6 +48,18 @@ def newest(
     return found
 
 
+class Flag(NamedTuple):
+    """An option of a list's commands: its name, what it does, and what it adds to the query."""
+
+    name: str
+    help: str
+    params: Mapping[str, str]
+
+    def option(self) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        """What adds it to a command."""
+        return click.option(f"--{self.name}", self.name, is_flag=True, help=self.help)
+
+
 def lists(
     group: click.Group,
     path: str,
@@ -57,6 +69,7 @@ def lists(
     name: str = "list",
     by_token: bool = True,
     spare: Sequence[str] = (),
+    flag: Flag | None = None,
 ) -> None:
     """Give `group` a command that lists what is at `path`; `columns` are headings and cells.
 
@@ -65,10 +78,16 @@ def lists(
     """
 
     def command(
-        limit: int, everything: bool, data_dir: Path, as_json: bool, token: str | None = None
+        limit: int,
+        everything: bool,
+        data_dir: Path,
+        as_json: bool,
+        token: str | None = None,
+        **said: bool,
     ) -> None:
         api = Api.find(data_dir, token=token_from(token))
-        found = newest(api, path, None if everything else limit, quiet=as_json)
+        params = flag.params if flag is not None and said[flag.name] else {}
+        found = newest(api, path, None if everything else limit, quiet=as_json, **params)
         if as_json:
             output.document(found)
             return
@@ -77,7 +96,9 @@ def lists(
         ]
         output.listing(tuple(columns), rows, spare)
 
-    _add(group, command, name, text, by_token, options.limit(50), options.data_dir, options.as_json)
+    own = () if flag is None else (flag.option(),)
+    shared = (options.limit(50), options.data_dir, options.as_json)
+    _add(group, command, name, text, by_token, *own, *shared)
 
 
 def removes(
@@ -88,14 +109,18 @@ def removes(
     *,
     name: str = "remove",
     by_token: bool = True,
+    flag: Flag | None = None,
 ) -> None:
     """Give `group` a command that removes one entry below `path`."""
 
-    def command(entry: str, data_dir: Path, token: str | None = None) -> None:
-        Api.find(data_dir, token=token_from(token)).call("DELETE", f"{path}/{segment(entry)}")
+    def command(entry: str, data_dir: Path, token: str | None = None, **said: bool) -> None:
+        params = flag.params if flag is not None and said[flag.name] else {}
+        api = Api.find(data_dir, token=token_from(token))
+        api.call("DELETE", f"{path}/{segment(entry)}", params=dict(params))
 
+    own = () if flag is None else (flag.option(),)
     argument = click.argument("entry", metavar=metavar)
-    _add(group, command, name, text, by_token, argument, options.data_dir)
+    _add(group, command, name, text, by_token, argument, *own, options.data_dir)
 
 
 def _add(

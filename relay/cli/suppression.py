@@ -9,6 +9,11 @@ import click
 from relay.cli import entries, options
 
 BASE = "/api/v1/suppressions"
+_REPORTS = entries.Flag(
+    "reports",
+    "Those of the relay's own reports of TLS, which nobody else's mail heeds.",
+    {"owner": "reports"},
+)
 
 
 @click.group()
@@ -38,5 +43,6 @@ entries.lists(
         "reason": entries.cell("reason"),
         "since": entries.moment("created_at"),
     },
+    flag=_REPORTS,
 )
-entries.removes(suppression, BASE, "Let ADDRESS have mail again.", "ADDRESS")
+entries.removes(suppression, BASE, "Let ADDRESS have mail again.", "ADDRESS", flag=_REPORTS)

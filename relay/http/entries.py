@@ -18,7 +18,15 @@ from pydantic import BaseModel
 from quart import Response
 
 from relay.db.text import storable
-from relay.http.operations import Access, Answer, Call, Operation, json_response, no_content
+from relay.http.operations import (
+    Access,
+    Answer,
+    Call,
+    Operation,
+    Query,
+    json_response,
+    no_content,
+)
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
@@ -39,6 +47,12 @@ class Column(NamedTuple):
     entry: Callable[[str], Any]
 
 
+def of_caller(call: Call) -> UUID:
+    """Whose list a call means, where it may mean no other."""
+    owner: UUID = call.caller.owner_id
+    return owner
+
+
 BY_ADDRESS = Column("address", storable, str)
 BY_ID = Column("id", UUID, UUID)
 
@@ -55,11 +69,14 @@ def listed(
     tag: str = "sending",
     scope: str = "send",
     column: Column = BY_ADDRESS,
+    query: type[PageQuery] = PageQuery,
+    meant: Callable[[Call], UUID] = of_caller,
 ) -> None:
     """Declare `GET path`: a page of the caller's entries.
 
     `find(owner, limit, cursor)` gives them in order from beyond the cursor, or from the beginning
-    if that is None; `shown(entry, owner)` makes JSON of one.
+    if that is None; `shown(entry, owner)` makes JSON of one.  `meant` says whose list a call with
+    this `query` means, or raises the `Problem` that refuses it.
     """
 
     @api.add(
@@ -72,11 +89,11 @@ def listed(
             Access.SCOPE,
             (Answer(200, "a page of them", list[model], headers=NEXT),),  # type: ignore[valid-type]  # made here
             scope=scope,
-            query=PageQuery,
+            query=query,
         ),
     )
     async def list_(call: Call) -> Response:
-        owner, rows, text = call.caller.owner_id, call.query.rows, call.query.cursor
+        owner, rows, text = meant(call), call.query.rows, call.query.cursor
         try:
             cursor = None if text is None else column.cursor(text)
         except ValueError as error:
@@ -99,10 +116,12 @@ def removed(
     tag: str = "sending",
     scope: str = "send",
     column: Column = BY_ADDRESS,
+    query: type[Query] | None = None,
+    meant: Callable[[Call], UUID] = of_caller,
 ) -> None:
     """Declare `DELETE path/<entry>`: 204, which means `gone`, or the 404 `case`, where `missing`.
 
-    `remove(owner, entry)` is False where the caller has no such entry.
+    `remove(owner, entry)` is False where the owner has no such entry; `meant` as for `listed`.
     """
 
     @api.add(
@@ -115,12 +134,14 @@ def removed(
             Access.SCOPE,
             (Answer(204, gone), Answer(404, missing, cases=(case,))),
             scope=scope,
+            query=query,
         ),
     )
     async def delete(call: Call, entry: str) -> Response:
+        owner = meant(call)
         try:
             wanted = column.entry(entry)
-            done = await api.committed(lambda: remove(call.caller.owner_id, wanted))
+            done = await api.committed(lambda: remove(owner, wanted))
         except (ValueError, MalformedMessage):
             done = False
         if not done:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from relay.access.owners import REPORTS_ID
 from tests.cli.command import cli
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
@@ -213,6 +215,20 @@ def test_a_suppressed_address_gets_no_mail(relay: RelayProcess) -> None:
     assert refused.returncode == 1
     assert b"suppression list" in refused.stderr
     text(relay, "suppression", "remove", "gone@EXAMPLE.org")
+
+
+def test_whom_reports_of_tls_bounced_at_is_listed_and_taken_off(relay: RelayProcess) -> None:
+    """`--reports` means their list, which no other command shows."""
+    with psycopg.connect(relay.run["database_url"]) as database:
+        database.execute(
+            "INSERT INTO relay.suppressions (address, owner, cause) VALUES (%s, %s, 'bounced')",
+            ("tls@reports.example", REPORTS_ID),
+        )
+    assert "tls@reports.example" not in text(relay, "suppression", "list")
+    assert "tls@reports.example" in text(relay, "suppression", "list", "--reports")
+    assert run(relay, "suppression", "remove", "tls@reports.example").returncode == 1
+    text(relay, "suppression", "remove", "--reports", "tls@reports.example")
+    assert "tls@reports.example" not in text(relay, "suppression", "list", "--reports")
     assert later(relay, to="gone@example.org")
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import rcssmin
 import rjsmin
+import trio
 from quart import Response, request
 
 from relay.http.examples import BASE, DOMAIN
@@ -214,15 +215,24 @@ def register(api: Api) -> None:
         base = api.deps.public_url or request.host_url.rstrip("/")
         if not _URL.fullmatch(base):
             base = BASE
-        data = described().replace(BASE.encode(), base.encode())
+        data = (await described()).replace(BASE.encode(), base.encode())
         socket = re.sub("^http", "ws", BASE)
         data = data.replace(socket.encode(), re.sub("^http", "ws", base).encode())
         data = data.replace(f"@{DOMAIN}".encode(), f"@{api.deps.store.domains[0]}".encode())
         return Response(data, content_type="application/json")
 
-    @functools.cache
-    def described() -> bytes:
-        """The description, made once, as that takes long: when all routes are there."""
+    made: list[bytes] = []
+    making = trio.Lock()
+
+    async def described() -> bytes:
+        """The description, made once, when all routes are there, and in a thread: that takes long,
+        and nothing else would be done meanwhile."""
+        async with making:
+            if not made:
+                made.append(await trio.to_thread.run_sync(make_description))
+        return made[0]
+
+    def make_description() -> bytes:
         whole = describe(api.described, api.deps.version)
         return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode()
 

@@ -1,4 +1,9 @@
-"""`/api/v1/suppressions`: addresses that get no mail."""
+"""`/api/v1/suppressions`: addresses that get no mail.
+
+Each caller has a list of their own.  That of the relay's own reports of TLS, whose bounces and
+complaints fill it, nobody is the holder of: the administrator reads it and removes from it by
+`owner=reports`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
-from relay.http.entries import listed, removed
+from relay.access.owners import REPORTS_ID
+from relay.http.entries import listed, of_caller, removed
 from relay.http.operations import (
     Access,
     Answer,
@@ -16,9 +22,12 @@ from relay.http.operations import (
     Form,
     Instant,
     Operation,
+    Query,
     View,
     json_response,
 )
+from relay.http.paging import PageQuery
+from relay.http.problems import missing_scope
 from relay.http.routing import Api
 from relay.outbound.suppressions import MAX_REASON, Suppression
 from relay.times import rfc3339
@@ -29,6 +38,32 @@ class NewSuppression(Form):
 
     address: Annotated[str, Field(max_length=1000)]
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
+
+
+Whose = Annotated[
+    Literal["reports"] | None,
+    Field(description="reports: of the relay's own reports of TLS, for the scope admin alone"),
+]
+
+
+class SuppressionsQuery(PageQuery):
+    """The part of a list that is asked for, and whose."""
+
+    owner: Whose = None
+
+
+class SuppressionQuery(Query):
+    """Whose entry it is."""
+
+    owner: Whose = None
+
+
+def _owner(call: Call) -> UUID:
+    if call.query.owner is None:
+        return of_caller(call)
+    if not call.caller.allows("admin"):
+        raise missing_scope("admin")
+    return REPORTS_ID
 
 
 class SuppressionEntry(View):
@@ -77,6 +112,8 @@ def register(api: Api) -> None:
         _shown,
         name="listSuppressions",
         summary="List the caller's suppressions, by address",
+        query=SuppressionsQuery,
+        meant=_owner,
     )
     removed(
         api,
@@ -87,6 +124,8 @@ def register(api: Api) -> None:
         gone="it may be sent to from now on",
         missing="you have no such suppression",
         case="suppression-not-found",
+        query=SuppressionQuery,
+        meant=_owner,
     )
 
 

@@ -1,5 +1,6 @@
 // German: parameters, fields and answers of the calls.  JSON, as in strings.de.js.
 export default {
+  "reports: of the relay's own reports of TLS, for the scope admin alone": "reports: der TLS-Berichte des Relays selbst, nur für den Bereich admin",
   "its records, one by one": "ihre Einträge, einer nach dem anderen",
   "a store does not answer, or too many are checked at once": "ein Speicher antwortet nicht, oder es werden zu viele zugleich geprüft",
   "MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT or PTR": "MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT oder PTR",

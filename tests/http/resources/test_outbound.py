@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trio
 
-from relay.access.owners import ADMINISTRATOR_ID
+from relay.access.owners import ADMINISTRATOR_ID, REPORTS_ID
 from relay.datadir import DataDir
 from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
@@ -25,6 +25,7 @@ from relay.outbound.render import mail_of
 from relay.outbound.senders import Senders
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
+from relay.outbound.suppressions import Suppressions
 from relay.webhooks.kinds import KINDS
 from relay.webhooks.store import Webhooks
 from tests.http.conftest import SMALL, House, open_house
@@ -193,6 +194,27 @@ async def test_one_suppressed_recipient_refuses_the_call(house: House):
     assert (await send(house, other)).status_code == 202
     await post(house, "suppressions", address="bob@example.org", reason="asked")
     assert (await send(house, other)).status_code == 422
+
+
+async def test_the_list_of_reports_is_the_administrators(house: House):
+    """Whom a report of TLS bounced at, `owner=reports` lists and takes off, for the scope admin;
+    it is on nobody else's list."""
+    await Suppressions(house.pool).add(REPORTS_ID, "tls@example.org")
+    key, admin = await house.key("send"), await house.key("send", "admin")
+    path = "suppressions/tls@example.org"
+    for by in (house.admin, admin, key):
+        assert (await get(house, "suppressions", by)).json() == []
+        removed = await house.client.delete(f"/api/v1/{path}", headers=by)
+        assert removed.status_code == 404
+    refused = await get(house, "suppressions?owner=reports", key)
+    assert (refused.status_code, refused.json()["type"]) == (403, "/problems/missing-scope")
+    (listed,) = (await get(house, "suppressions?owner=reports", admin)).json()
+    assert listed["address"] == "tls@example.org"
+    assert (await get(house, "suppressions?owner=others")).status_code == 422
+    for by, status in ((key, 403), (house.admin, 204), (admin, 404)):
+        done = await house.client.delete(f"/api/v1/{path}?owner=reports", headers=by)
+        assert done.status_code == status
+    assert (await get(house, "suppressions?owner=reports")).json() == []
 
 
 async def test_a_key_sends_as_no_role_of_the_relays_own_domain(house: House):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import time
 
 import pytest
+import trio
 
+from relay.http.openapi import describe
 from tests.http.conftest import House
+from tests.http.test_gate import routes
 
 SHEET = "/ui/style.css"
 
@@ -57,3 +61,31 @@ async def test_every_page_is_packed(house: House):
     missing = await house.client.get("/ui/none.js", headers={"Accept-Encoding": "gzip"})
     assert missing.status_code == 404
     assert "Content-Encoding" not in missing.headers
+
+
+class _Steps(trio.abc.Instrument):
+    """The most CPU that the loop's own thread gave to one step of a task, in seconds."""
+
+    def __init__(self) -> None:
+        self.most = 0.0
+        self._began = time.thread_time()  # the step that adds it is under way
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.most = max(self.most, time.thread_time() - self._began)
+
+
+async def test_the_description_is_not_made_on_the_loop(house: House):
+    """No step of a task takes half of the CPU that the description takes when it is made again."""
+    steps = _Steps()
+    trio.lowlevel.add_instrument(steps)
+    try:
+        answer = await house.client.get("/openapi.json")
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+    assert answer.status_code == 200
+    began = time.thread_time()
+    describe(tuple(route for route in routes(house) if not route.operation.compat), "x")
+    assert 0.0 < steps.most < (time.thread_time() - began) / 2
