@@ -211,7 +211,7 @@ def check_names(known: frozenset[str], given: Iterable[str]) -> None:
         raise unknown_parameter(unknown, known)
     repeated = [name for name, count in times.items() if count > 1]
     if repeated:
-        raise repeated_parameter(repeated, "query parameter")
+        raise repeated_parameter(repeated, "The query parameter {} is given more than once.")
 
 
 async def read_values(operation: Operation, arguments: Mapping[str, str]) -> tuple[Any, Any]:
@@ -269,7 +269,9 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         times = Counter(name for name, _ in pairs)
-        raise repeated_parameter([name for name in times if times[name] > 1], "member")
+        raise repeated_parameter(
+            [name for name in times if times[name] > 1], "The member {} is given more than once."
+        )
     return members
 
 

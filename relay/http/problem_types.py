@@ -109,7 +109,7 @@ TYPES: Mapping[str, ProblemType] = {
         "what was queued by SQL is no message, so there are no bytes of it",
         "Cancel it, and queue it again with values that make a message; the entry's `error` says "
         "what is wrong.",
-        "The message cannot be sent: it has no text.",
+        "The message cannot be sent: to: it names nobody.",
     ),
     "device-rate": ProblemType(
         (429,),
@@ -161,7 +161,9 @@ TYPES: Mapping[str, ProblemType] = {
         "`Host` does not name this relay",
         "Call the relay by a name that it knows: localhost, the address of its port, or one of "
         "`RELAY_HTTP__PUBLIC_URL`, to which the name you use may be added.",
-        "The Host header does not name this relay.",
+        "The Host header does not name this relay. RELAY_HTTP__PUBLIC_URL says by which addresses "
+        "it is reached, one or a JSON list of them; localhost and the address of the port need not "
+        "be said.",
     ),
     "foreign-origin": ProblemType(
         (403,),
@@ -184,7 +186,7 @@ TYPES: Mapping[str, ProblemType] = {
         "Forged notification",
         "an SNS signature does not hold",
         "Post what Amazon SNS signed, byte for byte. A proxy that rewrites bodies breaks it.",
-        "The signature does not verify.",
+        "The signature does not fit the message.",
     ),
     "idempotency-key-reused": ProblemType(
         (409,),
@@ -265,7 +267,7 @@ TYPES: Mapping[str, ProblemType] = {
         "Malformed notification",
         "what was posted is no notification of SNS, or no report of an upstream",
         "Post what the call takes; `detail` says what is missing.",
-        "It is no JSON object.",
+        "The body is not a JSON object.",
     ),
     "message-not-found": ProblemType(
         (404,),
@@ -446,7 +448,7 @@ TYPES: Mapping[str, ProblemType] = {
         "Too many mails",
         "the account was mailed five times within 15 minutes",
         "Ask again after `Retry-After`; the mails that were sent are on their way.",
-        "The account was mailed five times within 15 minutes.",
+        "Account 7 was mailed five times within 15 minutes.",
         waits=True,
     ),
     "too-many-waits": ProblemType(
@@ -532,7 +534,7 @@ TYPES: Mapping[str, ProblemType] = {
         "an account's status does not allow this",
         "Look at its `status`: an active account is mailed a recovery, a provisioned one an "
         "activation, a suspended one nothing.",
-        "The account is suspended.",
+        "Account 7 is suspended, and must be active for this.",
     ),
 }
 """Every case, with what it means."""

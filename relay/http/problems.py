@@ -163,18 +163,20 @@ def unknown_parameter(names: Sequence[str], known: Collection[str]) -> Problem:
     return Problem(422, "unknown-parameter", sentences[0], errors=sentences)
 
 
-def repeated_parameter(names: Sequence[str], what: str) -> Problem:
-    """Return the 422 for what is given more than once: parameters, or members of a JSON object."""
+def repeated_parameter(names: Sequence[str], sentence: str) -> Problem:
+    """Return the 422 for what is given more than once: parameters, or members of a JSON object;
+    the sentence has `{}` for its name."""
     sentences = []
     for name in names[:_SAID]:
         shown = name if len(name) <= _LONG else f"{name[:_LONG]}…"
         shown = shown.encode("utf-8", "replace").decode()  # JSON may name half a character
-        sentences.append(f"The {what} {shown!r} is given more than once.")
+        sentences.append(sentence.format(repr(shown)))
     return Problem(422, "repeated-parameter", sentences[0], errors=sentences)
 
 
 def _plain(kind: str, message: str, context: Mapping[str, Any]) -> str:
-    """Return pydantic's message, or ours where it speaks of Python or of patterns."""
+    """Return pydantic's message, or ours where it speaks of Python or of patterns, or has a part
+    that no language but English can have."""
     if kind in {"tuple_type", "list_type"}:
         return 'it must be a list, such as ["one", "two"]'
     if kind == "string_pattern_mismatch":
@@ -183,6 +185,16 @@ def _plain(kind: str, message: str, context: Mapping[str, Any]) -> str:
             return "it must have no blank and no control character"
         if pattern.startswith(r"^[^\x00-\x1f"):
             return "it must have no control character"
+    if kind in {"literal_error", "enum"}:
+        return f"it must be one of {context['expected'].replace(' or ', ', ')}"
+    if kind.startswith("datetime_"):
+        return "an instant is written like 2026-01-31T12:00:00Z"
+    if kind == "uuid_parsing":
+        return "it must be a UUID"
+    if kind in {"string_too_long", "too_long"}:
+        return f"its length must be at most {context['max_length']}"
+    if kind in {"string_too_short", "too_short"}:
+        return f"its length must be at least {context['min_length']}"
     return message
 
 

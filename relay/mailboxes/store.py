@@ -470,4 +470,4 @@ def _check_url(url: str) -> None:
         # Whether private addresses may be posted to is known, and asked again, at each post.
         check_url(url, allow_private=True)
     except BadUrl as error:
-        raise Invalid(f"webhook_url {error}") from error
+        raise Invalid(f"webhook_url: it {error}") from error

@@ -42,11 +42,13 @@ _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*|\[(?:[0-9.]{{7,15}}|IPv6:[0-9A-F
 
 
 class MalformedMessage(PermanentFailure, ValueError):
-    """A field of a message is not usable; the sentence names it, and so does `field`."""
+    """A field of a message is not usable; the sentence names it, and so does `field`; `reason` is
+    the rest of it."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} {reason}")
         self.field = name
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from relay.devices.inbox import DeviceInbox
 from relay.dns.resolver import Resolver, Server
 from relay.history import History
 from relay.http.deps import Deps, Limits, Serving
+from relay.http.problem_types import MEDIA_TYPE
 from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
 from relay.keyring import Keyring
@@ -47,6 +48,7 @@ from relay.smtp.chaos import Chaos
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
+from tests.http.refusals import is_known
 
 LETTER = b"From: Ada <ada@example.org>\r\nTo: you\r\nSubject: Hello\r\n\r\nYour code is 482913.\r\n"
 
@@ -258,7 +260,20 @@ async def open_house(
                     async for event in events:
                         if isinstance(event, Ready) and event.name == "control":
                             break
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            unknown: list[str] = []
+
+            async def listen(answer: httpx.Response) -> None:
+                if answer.headers.get("Content-Type") == MEDIA_TYPE:
+                    await answer.aread()
+                    said = answer.json()
+                    sentences = (said["detail"], *said.get("errors", []))
+                    unknown.extend(one for one in sentences if not is_known(one))
+
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}",
+                timeout=30,
+                event_hooks={"response": [listen]},
+            ) as client:
                 try:
                     yield House(
                         *(pool, port, supervisor, token, ring, hub, client, keyring, chaos),
@@ -267,6 +282,7 @@ async def open_house(
                     )
                 finally:
                     supervisor.shutdown()
+            assert not unknown, "no table of a language has these sentences"
 
 
 @pytest.fixture

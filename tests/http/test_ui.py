@@ -31,7 +31,6 @@ from relay.http import domain_checks, links
 from relay.http.links import unasked
 from relay.http.openapi import SECTIONS, describe
 from relay.http.problem_types import TYPES
-from relay.http.problems import mailbox_not_found, message_not_found, no_space
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
 from relay.outbound import workers
@@ -41,6 +40,7 @@ from relay.settings import Settings, explain
 from relay.smtp import client, connection, replies
 from relay.smtp.chaos import Chaos, Rate
 from relay.storage import Space
+from tests.http.refusals import is_known, refusals
 
 UI = Path(relay.__file__).parent / "http" / "ui"
 TABLES = sorted(UI.glob("strings.??.js"))
@@ -255,6 +255,7 @@ def parts() -> dict[str, set[str]]:
         "checks": verdicts | mended() | PIECES,
         "domains": records - RECORDS,
         "problems": problems,
+        "refusals": set(refusals()),
         "queue": failures - BUGS | {"no answer", "suppressed"},  # the gatekeeper's, SQL's
         "settings": meanings(),
     }
@@ -262,14 +263,6 @@ def parts() -> dict[str, set[str]]:
 
 DESCRIBED = {"calls", "answers"}
 """The parts with what /openapi.json says, which `tests.http.test_openapi` compares with it."""
-
-
-# Sentences of the most frequent problems, which are said in full.
-DETAILS = {
-    mailbox_not_found().detail, message_not_found().detail, no_space().detail,
-    *(TYPES[case].detail for case in ("outbound-not-found", "address-taken", "unauthenticated",
-                                      "unavailable")),
-}  # fmt: skip
 
 
 def literals(source: str) -> Iterator[tuple[str, str]]:
@@ -389,7 +382,7 @@ def test_a_language_is_complete(path: Path):
     """Its table has each text that a module says, with the same values in it, and no other but
     what the relay words."""
     words = table(path)
-    wanted = said() | dict.fromkeys(concerns() | worded() | DETAILS, "the relay")
+    wanted = said() | dict.fromkeys(concerns() | worded(), "the relay")
     compare(words, wanted)
 
 
@@ -399,6 +392,12 @@ def test_a_part_of_a_language_is_complete(path: Path):
     part = path.name.split(".")[2]
     if part not in DESCRIBED:
         compare(table(path), dict.fromkeys(parts()[part], "the relay"))
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_each_type_of_problem_is_said_in_each_language(case: str):
+    """The sentence that it is shown with is one that the relay says, and so in the tables."""
+    assert is_known(TYPES[case].detail)
 
 
 def test_each_language_has_each_part():

@@ -195,8 +195,9 @@ def register(api: Api) -> None:
             count = await api.committed(change)
         except NotParsed as error:
             # What it has done by then is done, as of any bulk call that is cut short.
-            said = f"{error}; the others are changed.".capitalize()
-            raise unavailable(f"{said} Try again.", retry_after=1) from None
+            raise unavailable(
+                f"{str(error).capitalize()}; the others are changed. Try again.", retry_after=1
+            ) from None
         except TemporaryFailure as error:
             log.warning("http.unavailable", error=str(error))
             done = error.count if isinstance(error, CutShort) else 0

@@ -173,7 +173,7 @@ class Failure(View):
 
 
 _HEADERS = 16 * 1024  # bytes of a message that its size does not count, at most, nearly always
-_VERBS = {"retry": Cause.RETRIED, "cancel": Cause.CANCELLED, "hold": Cause.HELD}
+VERBS = {"retry": Cause.RETRIED, "cancel": Cause.CANCELLED, "hold": Cause.HELD}
 _NONE = Answer(
     404, "there is no such message, or it is not the caller's", cases=("outbound-not-found",)
 )
@@ -294,7 +294,7 @@ def register(api: Api) -> None:
     async def matching(call: Call) -> Response:
         wanted = _wanted(call)
         counts = {} if wanted is None else await admin.count_matching(wanted)
-        return json_response({verb: counts.get(cause, 0) for verb, cause in _VERBS.items()})
+        return json_response({verb: counts.get(cause, 0) for verb, cause in VERBS.items()})
 
     async def _to_all(cause: Cause, call: Call) -> Response:
         wanted = _wanted(call)
@@ -323,7 +323,7 @@ def register(api: Api) -> None:
                 details="What may be done with one of them is done with each, the others are left "
                 "as they are; 100,000 a call at most. The holder of a key changes their own.",
             ),
-        )(partial(_to_all, _VERBS[verb]))
+        )(partial(_to_all, VERBS[verb]))
 
     @api.add(
         "GET",
@@ -398,7 +398,10 @@ def register(api: Api) -> None:
                 raise _not_found()  # noqa: TRY301 - what is held goes back below
         except PermanentFailure as error:
             held.release()
-            raise Problem(409, "cannot-be-sent", f"The message cannot be sent: {error}.") from error
+            why = str(error)
+            if isinstance(error, MalformedMessage):
+                why = f"{error.field}: it {error.reason}"
+            raise Problem(409, "cannot-be-sent", f"The message cannot be sent: {why}.") from error
         except BaseException:
             held.release()
             raise

@@ -162,8 +162,9 @@ class Releasing:
             raise Problem(
                 403,
                 "release-not-allowed",
-                "to: mail is released to addresses of RELAY_OUTBOUND__RELEASE_TO only"
-                + ("." if deps.release_to else ", and that names nobody yet."),
+                "to: mail is released to addresses of RELAY_OUTBOUND__RELEASE_TO only."
+                if deps.release_to
+                else "to: RELAY_OUTBOUND__RELEASE_TO names nobody yet to release mail to.",
             ) from error
         finally:
             held.release()

@@ -306,7 +306,7 @@ def answer_refusal(error: Exception) -> Problem | None:
     No address is repeated: whoever gets the answer may log it.
     """
     if isinstance(error, MalformedMessage):
-        return _invalid([f"{error.field}: it {str(error).removeprefix(error.field).strip()}."])
+        return _invalid([f"{error.field}: it {error.reason}."])
     if isinstance(error, ReservedSender):
         return reserved_name("from")
     if isinstance(error, ForeignSender):

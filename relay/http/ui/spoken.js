@@ -37,5 +37,22 @@ export function speaker(language, table, { t, named }) {
     const [before, after] = [spoken(head), spoken(rest.join(": "))];
     return before || after ? `${before ?? head}: ${after ?? rest.join(": ")}` : null;
   }
-  return { learn, spoken };
+
+  // A sentence of a refusal; tables have it without the name of the field that it is about, which is
+  // kept, and without its full stop.
+  function refused(sentence) {
+    const [, text, stop] = /^(.*?)(\.?)$/s.exec(sentence);
+    const [, name, fault] = /^([\w.[\]]+): (?!\w+: )(.+)$/s.exec(text) ?? [];
+    const said = fault && !fault.includes("; ") && !Object.hasOwn(table, text) && spoken(fault);
+    const whole = said ? `${name}: ${said}` : spoken(text);
+    return whole && whole + stop;
+  }
+
+  // What a refusal says: each sentence that is known, the others behind its title.
+  async function refusal(title, said) {
+    await learn("refusals");
+    const kind = spoken(title);
+    return said.map((one) => refused(one) ?? (kind ? `${kind}: ${one}` : one)).join(" ");
+  }
+  return { learn, spoken, refusal };
 }

@@ -43,7 +43,7 @@ export default {
   "there is no policy": "es gibt keine Richtlinie",
   "there is no record of SPF": "es gibt keinen SPF-Eintrag",
   "there is no record {0}": "es gibt keinen Eintrag {0}",
-  "there is none": "es gibt keinen",
+  "there is none": "nicht vorhanden",
   "this relay has no keys of the domain: `relay dkim create` makes them": "dieses Relay hat keine Schlüssel der Domain: `relay dkim create` legt sie an",
   "where it and its policy are, mail to the domain comes by TLS alone": "mit ihm und seiner Richtlinie kommt Mail zur Domain nur über TLS",
   "where mail leaves from is not known here": "woher die Mail kommt, ist hier nicht bekannt",
@@ -60,5 +60,5 @@ export default {
   "it names over {0} mx": "sie nennt über {0} mx",
   "its mx {0} is no name of a host": "ihr mx {0} ist kein Name eines Servers",
   "its server answers {0}, not 200": "ihr Server antwortet mit {0}, nicht mit 200",
-  "no answer in time": "keine Antwort in der gesetzten Zeit"
+  "no answer in time": "keine rechtzeitige Antwort"
 };

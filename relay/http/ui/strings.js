@@ -60,13 +60,8 @@ export const learn = (part) => speaker?.learn(part);
 export const spoken = (text) => speaker?.spoken(text) ?? null;
 export const inWords = (text) => spoken(text) ?? text;
 
-// What a problem says: its sentence where the page's language knows it, else behind its title.
-export function refusal({ title = "", detail, errors }) {
-  const said = errors?.join(" ") ?? detail;
-  if (!speaker || !said) return said;
-  const kind = spoken(title);
-  return spoken(said) ?? (kind ? `${kind}: ${said}` : said);
-}
+// What a refusal says, sentence by sentence, in the language of the page.
+export const refusal = (title, said) => speaker?.refusal(title, said) ?? said.join(" ");
 
 // Read in a language from now on; null: as the browser says.
 export function choose(code) {

@@ -157,7 +157,7 @@ async def test_without_patterns_nobody_is_released_to(database_url: str, pool: P
         path = await captured(house)
         refused = await release(house, path, "me@example.org")
         assert case(refused) == (403, "release-not-allowed")
-        assert refused.json()["detail"].endswith("RELEASE_TO only, and that names nobody yet.")
+        assert refused.json()["detail"].endswith("RELEASE_TO names nobody yet to release mail to.")
 
 
 @pytest.mark.parametrize("upstream", ["smtp://mx.example:25", "loop:"])
