@@ -1,7 +1,7 @@
 """The pages that links in mail lead to: their frame, and what it lets them do.
 
 Promises: no script, one style sheet of the relay's own, no cookie; nothing of another origin, no
-frame, and forms that lead to the relay alone.
+frame, and forms that lead to the relay alone; in the language that the browser asks for.
 
 Why `Referrer-Policy: same-origin` and not `no-referrer`, as everywhere else: under that a browser
 says `Origin: null` with its own form, and what has a foreign Origin is refused.
@@ -9,9 +9,9 @@ says `Origin: null` with its own form, and what has a foreign Origin is refused.
 
 from __future__ import annotations
 
-from html import escape
-
 from quart import Response
+
+from relay.http.mailed_texts import Text, language, said
 
 POLICY = (
     "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -23,7 +23,7 @@ FORM = "application/x-www-form-urlencoded"
 # Addresses are relative: they hold behind a proxy that serves the relay below a path.
 _PAGE = """\
 <!doctype html>
-<html lang="en">
+<html lang="{language}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -41,13 +41,14 @@ _PAGE = """\
 """
 
 
-def mailed_page(title: str, body: str, status: int = 200, *, policy: str = POLICY) -> Response:
+def mailed_page(title: Text, body: str, status: int = 200, *, policy: str = POLICY) -> Response:
     """Return a page; `body` is HTML."""
     return Response(
-        _PAGE.format(title=title, body=body),
+        _PAGE.format(language=language(), title=said(title), body=body),
         status=status,
         content_type="text/html; charset=utf-8",
         headers={
+            "Vary": "Accept-Language",
             "Content-Security-Policy": policy,
             "Referrer-Policy": "same-origin",
             "Cross-Origin-Opener-Policy": "same-origin",
@@ -56,6 +57,6 @@ def mailed_page(title: str, body: str, status: int = 200, *, policy: str = POLIC
     )
 
 
-def alert(sentence: str) -> str:
+def alert(sentence: Text) -> str:
     """Return the HTML of what is wrong."""
-    return f'<p class="problem" role="alert">{escape(sentence)}</p>'
+    return f'<p class="problem" role="alert">{said(sentence)}</p>'

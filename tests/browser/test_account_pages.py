@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from relay.lifecycle.tokens import Action, sign
 from tests.browser.conftest import TIMEOUT, Browse
+from tests.http.resources.test_unsubscribe import english
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser
@@ -84,3 +85,29 @@ def test_a_recovery_takes_its_code_after_a_wrong_one(
         expect(page.get_by_role("heading", name="It is you")).to_be_visible()
         visit.check("recovered", axe)
         assert [said for said in visit.console if "status of 400" not in said] == []
+
+
+def test_who_reads_german_recovers_in_german(relay: RelayProcess, browse: Browse) -> None:
+    """The form, the refusal of a wrong code, the offer of another mail, and the end."""
+    token, code = made(relay, "browser-deutsch", active=True)
+    with browse(locale="de-DE") as visit:
+        page = visit.page
+        page.goto(f"{relay.run['http']}/recover?token={token}")
+        expect(page.locator("html")).to_have_attribute("lang", "de")
+        expect(page.get_by_role("heading")).to_have_text("Konto wiederherstellen")
+        assert english(page.content()) == []
+        page.get_by_label("Code").fill(f"{(int(code) + 1) % 100_000:05}")
+        page.get_by_role("button", name="Weiter").click()
+        expect(page.get_by_role("alert")).to_contain_text("Das hat nicht geklappt")
+        assert english(page.content()) == []
+        page.get_by_label("Code").fill(code)
+        page.get_by_role("button", name="Weiter").click()
+        expect(page.get_by_role("heading")).to_have_text("Sie sind es")
+        assert english(page.content()) == []
+        page.goto(f"{relay.run['http']}/activate?token={token}")
+        expect(page.get_by_role("alert")).to_contain_text("Dieser Link gilt nicht mehr")
+        assert english(page.content()) == []
+        page.get_by_role("button", name="Neuen Link zusenden").click()
+        expect(page.get_by_role("heading")).to_have_text("Eine neue Mail")
+        assert english(page.content()) == []
+        assert visit.errors == []

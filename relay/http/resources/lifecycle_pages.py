@@ -32,7 +32,9 @@ from quart import Response, request
 
 from relay.chance import time
 from relay.errors import TemporaryFailure
+from relay.http import mailed_texts as texts
 from relay.http.mailed_pages import FORM, POLICY, alert, mailed_page
+from relay.http.mailed_texts import said
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
 from relay.http.timing import pad_failure_time
@@ -47,61 +49,49 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{86}", re.ASCII)
 
 _ASK = {
     Action.ACTIVATION: """\
-<p>One more step: confirm that this is you.</p>
+<p>{ask}</p>
 <form method="post" action="activate">
 <input type="hidden" name="token" value="{token}">
-<button type="submit">Activate</button>
+<button type="submit">{button}</button>
 </form>""",
     Action.PASSWORD_RECOVERY: """\
-<p>Enter the five digits from the mail that brought you here.</p>
+<p>{ask}</p>
 <form method="post" action="recover">
 <input type="hidden" name="token" value="{token}">
-<label for="code">Code
+<label for="code">{code}
 <input id="code" name="code" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{{5}}" \
 maxlength="5" required autofocus></label>
-<button type="submit">Continue</button>
+<button type="submit">{button}</button>
 {resend}</form>""",
 }
-_RESEND = (
-    '<button type="submit" name="resend" value="yes" formnovalidate>Mail me a new link</button>\n'
-)
+_RESEND = '<button type="submit" name="resend" value="yes" formnovalidate>{}</button>\n'
 # A form without an action goes to the address that the page was opened with, which has the token:
 # the pages of all dead links are the same.
 _DEAD_FORM = """\
 <p>{hint}</p>
 <form method="post"{action}>
 {token}{resend}</form>"""
-_DEAD = (
-    "This link is no longer valid: it has been used before, or is too old, or was copied in part."
-)
+_ASKED = {
+    Action.ACTIVATION: (texts.ACTIVATION_ASK, texts.ACTIVATE),
+    Action.PASSWORD_RECOVERY: (texts.RECOVERY_ASK, texts.CONTINUE),
+}
 _HINT = {
-    Action.ACTIVATION: "If your account is active already, there is nothing left to do. Otherwise:",
-    Action.PASSWORD_RECOVERY: "You may ask for another:",
+    Action.ACTIVATION: texts.ACTIVATION_HINT,
+    Action.PASSWORD_RECOVERY: texts.RECOVERY_HINT,
 }
 _REFUSED = {
-    Action.ACTIVATION: "This link cannot be used: it has been used before, or is too old, or was "
-    "copied in part.",
-    Action.PASSWORD_RECOVERY: "That did not work: the code is not the one of the mail, or the link "
-    "has been used before, or is too old.",
+    Action.ACTIVATION: texts.ACTIVATION_REFUSED,
+    Action.PASSWORD_RECOVERY: texts.RECOVERY_REFUSED,
 }
 # The same for every link that is shown to a page, whosever it was, if anybody's.
 _RESENT = {
-    Action.ACTIVATION: "If the account is not active yet, a new mail is on its way to its address, "
-    "at most five in 15 minutes. If it is active, sign in as usual.",
-    Action.PASSWORD_RECOVERY: "If that link was mailed lately and the account is active, a new "
-    "mail is on its way to its address, at most five in 15 minutes.",
+    Action.ACTIVATION: texts.ACTIVATION_RESENT,
+    Action.PASSWORD_RECOVERY: texts.RECOVERY_RESENT,
 }
-_TRY_AGAIN = "Something is out of order: try again."
-_TITLE = {
-    Action.ACTIVATION: "Activate your account",
-    Action.PASSWORD_RECOVERY: "Recover your account",
-}
+_TITLE = {Action.ACTIVATION: texts.ACTIVATION, Action.PASSWORD_RECOVERY: texts.RECOVERY}
 _DONE = {
-    Action.ACTIVATION: ("Your account is active", "You may close this page."),
-    Action.PASSWORD_RECOVERY: (
-        "It is you",
-        "Go back to where you asked for this, and go on there.",
-    ),
+    Action.ACTIVATION: (texts.ACTIVATED, texts.ACTIVATED_HINT),
+    Action.PASSWORD_RECOVERY: (texts.RECOVERED, texts.RECOVERED_HINT),
 }
 
 
@@ -137,7 +127,7 @@ def register(api: Api) -> None:
             rule,
             Operation(
                 _NAMES[action][0],
-                f"{_TITLE[action]}: the page of the mailed link",
+                f"{_TITLE[action].en}: the page of the mailed link",
                 "pages",
                 Access.OPEN,
                 (
@@ -160,12 +150,12 @@ def register(api: Api) -> None:
                     return page(_TITLE[action], _form(action, token))
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
-                return page(_TITLE[action], alert(_TRY_AGAIN), 503)
-            return page(_TITLE[action], f"{alert(_DEAD)}\n{_dead(action)}", 400)
+                return page(_TITLE[action], alert(texts.TRY_AGAIN), 503)
+            return page(_TITLE[action], f"{alert(texts.DEAD)}\n{_dead(action)}", 400)
 
         operation = Operation(
             _NAMES[action][1],
-            f"{_TITLE[action]}: the form of the page",
+            f"{_TITLE[action].en}: the form of the page",
             "pages",
             Access.OPEN,
             (
@@ -191,13 +181,15 @@ def register(api: Api) -> None:
                     await pad_failure_time(
                         lambda: api.committed(lambda: consumption.resend(token, action))
                     )
-                    return page("A new mail", f"<p>{_RESENT[action]}</p>")
+                    return page(texts.RESENT, f"<p>{said(_RESENT[action])}</p>")
                 used = await pad_failure_time(
                     lambda: api.committed(lambda: consumption.consume(token, code, action=action))
                 )
             except TemporaryFailure as error:
                 log.warning("http.unavailable", error=str(error))
-                return page(_TITLE[action], f"{alert(_TRY_AGAIN)}\n{_form(action, token)}", 503)
+                return page(
+                    _TITLE[action], f"{alert(texts.TRY_AGAIN)}\n{_form(action, token)}", 503
+                )
             if used is None:
                 # A code may be tried once more; a link that did not work will not.
                 retry = action is Action.PASSWORD_RECOVERY
@@ -205,9 +197,10 @@ def register(api: Api) -> None:
                 return page(_TITLE[action], f"{alert(_REFUSED[action])}\n{form}", 400)
             title, text = _DONE[action]
             if not return_url:
-                return page(title, f"<p>{text}</p>")
+                return page(title, f"<p>{said(text)}</p>")
             link = return_link(return_url, api.deps.keyring.signing[0], used, int(time()))
-            body = f'<p><a href="{escape(link)}" rel="noreferrer">Continue</a></p>'
+            onward = said(texts.CONTINUE)
+            body = f'<p><a href="{escape(link)}" rel="noreferrer">{onward}</a></p>'
             if action is Action.ACTIVATION:
                 return page(title, body)
             answer = page(title, body, 303)
@@ -242,7 +235,14 @@ def _fields(raw: bytes) -> tuple[str, str | None, bool]:
 
 
 def _form(action: Action, token: str, *, resend: bool = False) -> str:
-    return _ASK[action].format(token=_plain(token), resend=_RESEND if resend else "")
+    ask, button = map(said, _ASKED[action])
+    return _ASK[action].format(
+        ask=ask,
+        token=_plain(token),
+        code=said(texts.CODE),
+        button=button,
+        resend=_RESEND.format(said(texts.RESEND)) if resend else "",
+    )
 
 
 def _dead(action: Action, token: str | None = None) -> str:
@@ -251,7 +251,8 @@ def _dead(action: Action, token: str | None = None) -> str:
     if token is not None:
         field = f'<input type="hidden" name="token" value="{_plain(token)}">\n'
         where = f' action="{action.path.lstrip("/")}"'
-    return _DEAD_FORM.format(hint=_HINT[action], action=where, token=field, resend=_RESEND)
+    resend = _RESEND.format(said(texts.RESEND))
+    return _DEAD_FORM.format(hint=said(_HINT[action]), action=where, token=field, resend=resend)
 
 
 def _plain(token: str) -> str:

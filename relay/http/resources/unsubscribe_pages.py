@@ -25,7 +25,9 @@ from werkzeug.formparser import FormDataParser
 from werkzeug.http import parse_options_header
 
 from relay.errors import TemporaryFailure
+from relay.http import mailed_texts as texts
 from relay.http.mailed_pages import FORM, alert, mailed_page
+from relay.http.mailed_texts import said
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
 from relay.log import get_logger
@@ -37,22 +39,13 @@ _MAX_BODY = 4096
 _MOST_FIELDS = 16
 _MULTIPART = "multipart/form-data"
 
-_ASK_TITLE = "Unsubscribe"
 _ASK = f"""\
-<p>Do you want no more newsletters and other bulk mail from this sender? Mail that is for you alone,
-such as receipts, still comes.</p>
+<p>{{ask}}</p>
 <form method="post" action="unsubscribe">
 <input type="hidden" name="token" value="{{token}}">
 <input type="hidden" name="{FIELD}" value="{ONE_CLICK}">
-<button type="submit">Unsubscribe</button>
+<button type="submit">{{button}}</button>
 </form>"""
-_DONE = (
-    "You are unsubscribed",
-    "<p>This sender sends you no more bulk mail; what is on its way may still arrive.</p>",
-)
-_DEAD = "This link cannot be used: it was copied in part, or is too old."
-_HINT = "<p>Open the link as it stands in the mail, or ask its sender.</p>"
-_TRY_AGAIN = "Something is out of order: try again."
 
 
 class LinkQuery(Query):
@@ -125,10 +118,10 @@ def register(api: Api) -> None:
             await api.committed(lambda: _unsubscribe(link))
         except TemporaryFailure as error:
             log.warning("http.unavailable", error=str(error))
-            page = _form(token, 503, f"{alert(_TRY_AGAIN)}\n")
+            page = _form(token, 503, f"{alert(texts.TRY_AGAIN)}\n")
             page.headers["Retry-After"] = "2"
             return page
-        return mailed_page(*_DONE)
+        return mailed_page(texts.UNSUBSCRIBED, f"<p>{said(texts.UNSUBSCRIBED_HINT)}</p>")
 
     async def _unsubscribe(link: Link) -> None:
         if await suppressions.unsubscribe(link):
@@ -167,8 +160,12 @@ def _no_file(
 
 def _form(token: str, status: int = 200, before: str = "") -> Response:
     """The form of a token that was read: it holds letters, digits, - and _ alone."""
-    return mailed_page(_ASK_TITLE, before + _ASK.format(token=token), status)
+    asked = _ASK.format(
+        ask=said(texts.UNSUBSCRIBE_ASK), token=token, button=said(texts.UNSUBSCRIBE)
+    )
+    return mailed_page(texts.UNSUBSCRIBE, before + asked, status)
 
 
 def _dead() -> Response:
-    return mailed_page(_ASK_TITLE, f"{alert(_DEAD)}\n{_HINT}", 400)
+    hint = said(texts.UNSUBSCRIBE_DEAD_HINT)
+    return mailed_page(texts.UNSUBSCRIBE, f"{alert(texts.UNSUBSCRIBE_DEAD)}\n<p>{hint}</p>", 400)

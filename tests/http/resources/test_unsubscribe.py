@@ -18,7 +18,15 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
+from relay.http import mailed_texts
 from relay.http.mailed_pages import POLICY
+from relay.http.mailed_texts import (
+    UNSUBSCRIBE,
+    UNSUBSCRIBE_ASK,
+    UNSUBSCRIBE_DEAD,
+    UNSUBSCRIBED,
+    UNSUBSCRIBED_HINT,
+)
 from relay.keyring import Keyring
 from relay.outbound.unsubscribing import Link, Unsubscribing
 from relay.webhooks.kinds import KINDS
@@ -311,3 +319,34 @@ async def test_it_costs_an_address_as_much_as_other_calls(limited: House):
     assert answers == [400, 400, 400, 429]
     assert (await click(limited, token)).status_code == 429
     assert await unsubscribed(limited.pool) == []
+
+
+async def test_who_reads_german_is_asked_in_german(house: House):
+    """Whatever comes of it; and English where a browser asks for neither."""
+    token = await mailed(house)
+    german = {"Accept-Language": "de-AT,de;q=0.9,en;q=0.8"}
+    asked = await house.client.get(PAGE, params={"token": token}, headers=german)
+    dead = await house.client.get(PAGE, params={"token": "x"}, headers=german)
+    done = await click(house, token, ONE_CLICK, URLENCODED, **german)
+    for answer, title, text in (
+        (asked, UNSUBSCRIBE, UNSUBSCRIBE_ASK),
+        (dead, UNSUBSCRIBE, UNSUBSCRIBE_DEAD),
+        (done, UNSUBSCRIBED, UNSUBSCRIBED_HINT),
+    ):
+        assert '<html lang="de">' in answer.text
+        assert f"<h1>{title.de}</h1>" in answer.text
+        assert text.de in answer.text
+        assert answer.headers["vary"] == "Accept-Language"
+        assert english(answer.text) == []
+    other = await house.client.get(
+        PAGE, params={"token": token}, headers={"Accept-Language": "fr, it;q=0.5"}
+    )
+    assert '<html lang="en">' in other.text
+    assert UNSUBSCRIBE_ASK.en in other.text
+
+
+def english(page: str) -> list[str]:
+    """Which of the texts of these pages are in it in English."""
+    every = [one for one in vars(mailed_texts).values() if isinstance(one, mailed_texts.Text)]
+    assert len(every) > 20
+    return [one.en for one in every if one.en != one.de and f">{one.en}<" in page]
