@@ -28,14 +28,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import trio
 
-import relay
 from actors.periodic import report_when_told
-from relay import child_environment
 from relay import log as logging
+from relay.child_process import python_environment
 from relay.db.hosts import Hosts
 from relay.load import cpu_seconds
 from relay.log import get_logger
@@ -117,13 +115,11 @@ async def run(
 
 
 async def _start(channel: int, board: int) -> trio.Process:
-    root = str(Path(relay.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return await trio.lowlevel.open_process(
         [sys.executable, "-m", "actors.ingest_main", str(channel), str(board)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        env=child_environment.environment(PYTHONPATH=path),
+        env=python_environment(),
         pass_fds=(channel, board),
         start_new_session=True,  # the terminal's signals are for the parent
     )

@@ -217,6 +217,7 @@ async def run(
                 helping.start_soon(sender.keep_shaping, hub)
                 if signer is not None:
                     helping.start_soon(signer.follow, hub)
+                    helping.start_soon(signer.processes.run)
                 helping.start_soon(sender.await_knowledge)
                 async with trio.open_nursery() as delivering:
                     sender.workers.nursery = delivering

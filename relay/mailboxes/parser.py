@@ -24,19 +24,14 @@ import contextlib
 import fcntl
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import UUID
 
 import trio
 
-import relay
-from relay import child_environment
+from relay.child_process import kill, start_module
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
 from relay.mailboxes.examination import Examined
@@ -65,7 +60,6 @@ log = get_logger()
 _CHUNK = 256 * 1024
 _PIPE = 256 * 1024  # bytes that a pipe to or from the child holds, if the kernel lets it
 _HARMLESS = 8 * 1024  # bytes; parsing so little can take neither the time nor the memory that kill
-_REAP = 1.0  # s; a killed child is gone within milliseconds
 _START = 30.0  # s; what a child may take to start on a busy machine
 
 
@@ -195,17 +189,7 @@ class Parser:
         self._buffer.clear()
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        # Closed by hand: `aclose` waits, and there may be no time for that.
-        for pipe in (process.stdin, process.stdout):
-            if isinstance(pipe, trio.lowlevel.FdStream):
-                pipe.close()
-        # Killed, so it ends at once; reaped here (trio reaps only in `wait`), so that no zombie
-        # is left behind when this is called in a cancelled scope.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process._proc.wait(_REAP)
-        process.poll()  # lets go of the process's descriptor
+        kill(process)
 
     async def _alone(self, raw: bytes, fault: str, id_: str | None) -> Parsed:
         """What becomes of the message that a child had in hand when that ended."""
@@ -302,18 +286,9 @@ class Parser:
             return self._process
         self.restarts += self._process is not None  # it died while nothing was asked of it
         self.close()
-        root = str(Path(relay.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         cpu = math.ceil(self.deadline * 2)
         try:
-            self._process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "relay.mailboxes.worker", str(self.memory), str(cpu)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=child_environment.environment(PYTHONPATH=path),
-                start_new_session=True,  # the terminal's signals are for the parent
-            )
+            self._process = await start_module("relay.mailboxes.worker", str(self.memory), str(cpu))
         except OSError as error:
             raise TemporaryFailure(f"no parser process could be started: {error}") from error
         self._fresh = True

@@ -15,7 +15,9 @@ Promises
 Fails: `signatures` returns nothing where a message cannot be signed; `Unloadable` for what is no
 private key.
 
-RSA takes some tenths of a millisecond, without the interpreter: call it in a thread.
+RSA takes some tenths of a millisecond, several times what all the rest does: so `unsigned` makes
+the fields but for what a key makes of their digests, and `sign` may be called elsewhere, in a
+thread or in a process (`relay.outbound.signing_processes`).
 
 Pure.
 """
@@ -26,7 +28,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -76,12 +78,49 @@ class Unloadable(PermanentFailure):
     """What was stored as a private key is none."""
 
 
+class Published(Protocol):
+    """Where the public half of a key is published, `selector._domainkey.domain`, and its kind."""
+
+    @property
+    def domain(self) -> str:
+        """The domain that it signs for."""
+
+    @property
+    def selector(self) -> str:
+        """Its name there."""
+
+    @property
+    def algorithm(self) -> str:
+        """One of `ALGORITHMS`."""
+
+
 class Signatory(NamedTuple):
-    """A key, and where its public half is published: `selector._domainkey.domain`."""
+    """A key, and where its public half is published."""
 
     domain: str
     selector: str
     key: PrivateKey
+
+    @property
+    def algorithm(self) -> str:
+        """What a= says of signatures by it."""
+        return algorithm_of(self.key)
+
+
+class Unsigned(NamedTuple):
+    """A DKIM-Signature field but for what its key makes of the digest."""
+
+    field: bytes
+    digest: bytes
+
+    def by(self, signature: bytes) -> bytes:
+        """The field, signed."""
+        text = base64.b64encode(signature)
+        lines = [text[start : start + _FOLD_AT] for start in range(0, len(text), _FOLD_AT)]
+        return self.field + b"\r\n\t".join([b"", *lines]) + b"\r\n"
+
+
+K = TypeVar("K", bound=Published)
 
 
 def generate(algorithm: str) -> PrivateKey:
@@ -141,18 +180,33 @@ def signatures(message: bytes, keys_of: Callable[[str], Sequence[Signatory]]) ->
 
     `keys_of` gives the keys of a domain; what it raises passes.
     """
+    return b"".join(
+        field.by(sign(signatory.key, field.digest))
+        for signatory, field in unsigned(message, keys_of)
+    )
+
+
+def unsigned(message: bytes, keys_of: Callable[[str], Sequence[K]]) -> list[tuple[K, Unsigned]]:
+    """The same fields in their order, each with its key, for `sign` to be called elsewhere."""
     try:
         fields, body = split(message)
     except Oversize:
-        return b""
+        return []
     domain = _author_domain(fields)
     keys = keys_of(domain) if domain else ()
     if not keys:
-        return b""
+        return []
     names = _names(fields)
     body_hash = base64.b64encode(hashlib.sha256(relaxed_body(body)).digest())
     signed = relaxed_fields(fields, names)
-    return b"".join(_signature(key, signed, names, body_hash) for key in keys)
+    return [(key, _unsigned(key, signed, names, body_hash)) for key in keys]
+
+
+def sign(key: PrivateKey, digest: bytes) -> bytes:
+    """What a key makes of a digest."""
+    if isinstance(key, RSAPrivateKey):
+        return key.sign(digest, _PADDING, Prehashed(_HASH))
+    return key.sign(digest)
 
 
 def _author_domain(fields: Sequence[Field]) -> str:
@@ -177,23 +231,13 @@ def _names(fields: Sequence[Field]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _signature(
-    signatory: Signatory, signed: bytes, names: tuple[str, ...], body_hash: bytes
-) -> bytes:
-    domain, selector, key = signatory
-    unsigned = b"%b\r\n\tbh=%b;\r\n\tb=" % (
-        _beginning(domain, selector, algorithm_of(key), names),
+def _unsigned(key: Published, signed: bytes, names: tuple[str, ...], body_hash: bytes) -> Unsigned:
+    field = b"%b\r\n\tbh=%b;\r\n\tb=" % (
+        _beginning(key.domain, key.selector, key.algorithm, names),
         body_hash,
     )
-    own = Field(b"dkim-signature", unsigned)
-    digest = hashlib.sha256(signed + relaxed_field(own)).digest()
-    if isinstance(key, RSAPrivateKey):
-        made = key.sign(digest, _PADDING, Prehashed(_HASH))
-    else:
-        made = key.sign(digest)
-    text = base64.b64encode(made)
-    lines = [text[start : start + _FOLD_AT] for start in range(0, len(text), _FOLD_AT)]
-    return unsigned + b"\r\n\t".join([b"", *lines]) + b"\r\n"
+    own = Field(b"dkim-signature", field)
+    return Unsigned(field, hashlib.sha256(signed + relaxed_field(own)).digest())
 
 
 @lru_cache(maxsize=256)

@@ -100,6 +100,7 @@ class SealedKey(NamedTuple):
     id: UUID
     domain: str
     selector: str
+    algorithm: str
     private_key: bytes
 
 
@@ -236,7 +237,7 @@ class DkimKeys:
         """The keys that sign, of all domains, as they are stored; RSA before Ed25519."""
         rows = await self._pool.fetch(
             """
-            SELECT id, domain, selector, private_key
+            SELECT id, domain, selector, algorithm, private_key
             FROM relay.dkim_keys
             WHERE state = 'active'
             ORDER BY domain, algorithm DESC

@@ -16,6 +16,7 @@ Fails: `signed` with `Unreadable` or `Unloadable`; `refresh` with `DatabaseUnava
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 import trio
@@ -28,8 +29,17 @@ from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.claimed import Claimed
-from relay.outbound.dkim import PrivateKey, Signatory, Unloadable, author_domain, load, signatures
+from relay.outbound.dkim import (
+    PrivateKey,
+    Unloadable,
+    Unsigned,
+    author_domain,
+    load,
+    sign,
+    unsigned,
+)
 from relay.outbound.dkim_keys import DkimKeys, SealedKey
+from relay.outbound.signing_processes import Digest, SigningProcesses
 from relay.smtp.client import Mail
 
 log = get_logger()
@@ -45,10 +55,30 @@ _SIGNED = Counter(
 )
 
 
+class Begun(NamedTuple):
+    """A mail, its signatures but for what their keys make of the digests, and these in order."""
+
+    mail: Mail
+    fields: Sequence[Unsigned]
+    digests: Sequence[Digest]
+
+    def signed(self, made: Sequence[bytes]) -> Mail:
+        """The mail behind its signatures, `made` of the digests; as it is, where there are none."""
+        if not made:
+            return self.mail
+        _SIGNED.inc()
+        fields = zip(self.fields, made, strict=True)
+        return self.mail.behind(b"".join(field.by(one) for field, one in fields))
+
+
 class Signer:
     """Signs for the domains that have active keys."""
 
-    def __init__(self, keys: DkimKeys, vault: Vault) -> None:
+    def __init__(
+        self, keys: DkimKeys, vault: Vault, processes: SigningProcesses | None = None
+    ) -> None:
+        """`processes`: sign where there is much to sign; whoever runs them is another."""
+        self.processes = processes or SigningProcesses()
         self._keys = keys
         self._vault = vault
         self._domains: dict[str, Sequence[SealedKey]] = {}
@@ -67,6 +97,7 @@ class Signer:
         for row in rows:
             domains.setdefault(row.domain, []).append(row)
         there = {row.id for row in rows}
+        self.processes.forget(self._loaded.keys() - there)
         self._loaded = {id: key for id, key in self._loaded.items() if id in there}
         self._domains = dict(domains)
         self._known.set()
@@ -105,19 +136,22 @@ class Signer:
         end = raw.find(b"\r\n\r\n", 0, _SHORT)
         return end < 0 or author_domain(raw[: end + 4]) in domains
 
+    def begin(self, mail: Mail) -> Begun:
+        """What has to be signed of a mail; of a long one this takes its time."""
+        fields = unsigned(mail.data, self._keys_of) if self._domains else []
+        return Begun(
+            mail,
+            [field for _, field in fields],
+            [Digest(row.id, self._key(row), field.digest) for row, field in fields],
+        )
+
     def signed(self, mail: Mail) -> Mail:
         """The mail behind its signatures, or as it is.  In a thread: it takes its time."""
-        if not self._domains:
-            return mail
-        fields = signatures(mail.data, self._signatories)
-        if not fields:
-            return mail
-        _SIGNED.inc()
-        return mail.behind(fields)
+        begun = self.begin(mail)
+        return begun.signed([sign(key, digest) for _, key, digest in begun.digests])
 
-    def _signatories(self, domain: str) -> Sequence[Signatory]:
-        rows = self._domains.get(domain, ())
-        return [Signatory(row.domain, row.selector, self._key(row)) for row in rows]
+    def _keys_of(self, domain: str) -> Sequence[SealedKey]:
+        return self._domains.get(domain, ())
 
     def _key(self, row: SealedKey) -> PrivateKey:
         key = self._loaded.get(row.id)

@@ -1,10 +1,13 @@
-"""Messages that are composed and signed in threads, before a worker takes them.
+"""Messages that are composed and signed before a worker takes them, some at a time.
 
-A signature by RSA takes as long as several deliveries and does without the interpreter, so it is
-made beside the loop, a few messages a time: the way to a thread costs as much as a signature.
+A signature by RSA takes as long as several deliveries, so it is made beside the loop: that of a few
+mails in threads, that of many in processes (`relay.outbound.signing_processes`).
 
 Promises
 - High mail is signed before other, and waits for no more than the batches under way.
+- The mails of a line are handed over together, `TOGETHER` of them, or what there is once nothing of
+  the line is left to be signed: so a connection that is used has the next mail when it needs it.
+  High mail is handed over as it is made.
 - Nothing is kept running: tasks end when there is nothing to sign, so a nursery can end.
 - What one message fails with is its own.
 
@@ -15,52 +18,76 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
 from relay.outbound.claimed import Claimed
 from relay.outbound.jobs import Job
 from relay.outbound.lanes import PRIORITIES
+from relay.outbound.signer import Begun, Signer
+from relay.outbound.signing_processes import NoProcess
 from relay.smtp.client import Mail
 
 L = TypeVar("L")
 
-AT_ONCE = 2
-"""Threads that sign: with the loop's own they keep two processors busy."""
+THREADS = 2
+"""Batches at a time where threads sign: with the loop's own they keep two processors busy."""
+A_PROCESS = 2
+"""Batches at a time for each process that signs: while it makes one, the next is there."""
 BATCH = 8
-"""Messages that go to a thread together: some milliseconds."""
+"""Messages that are signed together: some milliseconds."""
+TOGETHER = 128
+"""Mails of a line: several for each of its connections, as a mail that follows another on one costs
+a third less of all (`python -m tests.bench outbound`)."""
+LONG = 64 * 1024
+"""Bytes of a mail from which on its canonical form is made in a thread, too."""
 
-Compose = Callable[[Claimed], Mail]
-"""Makes the mail of a message; called in a thread."""
+Made = tuple[L, Job, Mail | Exception]
+Write = Callable[[Claimed], Mail]
+"""Makes the mail of a message."""
 
 
 class Signing(Generic[L]):
     """The messages that wait to be signed, each with the line that it goes to then."""
 
     def __init__(
-        self, compose: Compose, made: Callable[[Sequence[tuple[L, Job, Mail | Exception]]], None]
+        self, signer: Signer, write: Write, made: Callable[[Sequence[Made[L]]], None]
     ) -> None:
-        """`made` is told of each batch what came of it."""
-        self._compose = compose
+        """`made` is told what came of messages, of some at a time."""
+        self._signer = signer
+        self._processes = signer.processes
+        self._write = write
         self._made = made
         self._waiting: tuple[deque[tuple[L, Job]], ...] = tuple(deque() for _ in PRIORITIES)
         self._tasks = 0
+        self._left: dict[L, int] = {}  # of each line, what has not been signed
+        self._held: dict[L, list[Made[L]]] = {}
 
     def put(self, line: L, job: Job, nursery: trio.Nursery) -> None:
         """Have a job's mail made and signed, by a task in `nursery`."""
         self._waiting[job.priority].append((line, job))
-        if self._tasks < AT_ONCE:
+        self._left[line] = self._left.get(line, 0) + 1
+        if self._tasks < self._most:
             self._tasks += 1
             nursery.start_soon(self._work)
+        elif sum(map(len, self._waiting)) >= BATCH * THREADS:
+            self._processes.want()
 
     def take_all(self) -> list[tuple[L, Job]]:
-        """Take out what no thread has begun."""
-        found: list[tuple[L, Job]] = []
+        """Take out what nobody has begun to sign, and what is signed and not handed over."""
+        found = [(line, job) for held in self._held.values() for line, job, _ in held]
+        self._held.clear()
         for waiting in self._waiting:
+            for line, _ in waiting:
+                self._count(line)
             found += waiting
             waiting.clear()
         return found
+
+    @property
+    def _most(self) -> int:
+        return self._processes.count * A_PROCESS if self._processes.ready else THREADS
 
     def _batch(self) -> list[tuple[L, Job]]:
         for waiting in self._waiting:
@@ -71,20 +98,63 @@ class Signing(Generic[L]):
     async def _work(self) -> None:
         try:
             while batch := self._batch():
-                made: list[Any] = await trio.to_thread.run_sync(
-                    self._mails, [job.message for _, job in batch]
-                )
-                self._made(
-                    [(line, job, mail) for (line, job), mail in zip(batch, made, strict=True)]
+                messages = [job.message for _, job in batch]
+                if self._processes.ready:
+                    mails = await self._by_process(messages)
+                else:
+                    mails = await trio.to_thread.run_sync(self._mails, messages)
+                self._hand_over(
+                    [(line, job, mail) for (line, job), mail in zip(batch, mails, strict=True)]
                 )
         finally:
             self._tasks -= 1
+
+    def _hand_over(self, made: Sequence[Made[L]]) -> None:
+        full = set()
+        for one in made:
+            line, job, _ = one
+            held = self._held.setdefault(line, [])
+            held.append(one)
+            self._count(line)
+            if line not in self._left or len(held) >= TOGETHER or not job.priority:
+                full.add(line)
+        for line in full:
+            self._made(self._held.pop(line))
+
+    def _count(self, line: L) -> None:
+        self._left[line] -= 1
+        if not self._left[line]:
+            del self._left[line]
+
+    async def _by_process(self, messages: Sequence[Claimed]) -> list[Mail | Exception]:
+        """Compose here, have a process sign; in a thread what is long, and all if there is none."""
+        begun: list[Begun | Exception] = []
+        for message in messages:
+            try:
+                mail = self._write(message)
+                begin = self._signer.begin
+                begun.append(
+                    await trio.to_thread.run_sync(begin, mail) if mail.size > LONG else begin(mail)
+                )
+            except Exception as error:  # its own, and none of the others'
+                begun.append(error)
+        digests = [
+            digest for one in begun if not isinstance(one, Exception) for digest in one.digests
+        ]
+        try:
+            made = iter(await self._processes.sign(digests)) if digests else iter(())
+        except NoProcess:
+            return await trio.to_thread.run_sync(self._mails, messages)
+        return [
+            one if isinstance(one, Exception) else one.signed([next(made) for _ in one.digests])
+            for one in begun
+        ]
 
     def _mails(self, messages: Sequence[Claimed]) -> list[Mail | Exception]:
         found: list[Mail | Exception] = []
         for message in messages:
             try:
-                found.append(self._compose(message))
+                found.append(self._signer.signed(self._write(message)))
             except Exception as error:  # its own, and none of the others'
                 found.append(error)
         return found

@@ -9,8 +9,9 @@ Promises
 - A delivery ends before its lease: its deadlines are cut to what the lease leaves, DATA is not
   begun with less left than the dot's answer may take and a commit.
 - One message's failure is no other's, whatever it is: what nobody foresaw defers that message.
-- A large message is fetched and composed in a thread, few at once, before a worker takes it; so is
-  a message composed that is to be signed.  None goes unsigned because its key cannot be read.
+- A large message is fetched and composed in a thread, few at once, before a worker takes it; what
+  is to be signed is signed before that (`relay.outbound.signing`).  None goes unsigned because its
+  key cannot be read.
 - Lower mail is not begun while high mail has the right of way.
 
 Fails: never; when cancelled, what was not begun is given back, and of what was, its outcome is
@@ -124,7 +125,9 @@ class Workers:
         self._direct = direct
         self._lookups = Lookups(direct.sites, self._looked_up)
         self._lookups_of_reports = Lookups(direct.sites_of_reports, self._looked_up)
-        self._signing: Signing[Line[Job, Way]] = Signing(self._make, self._were_made)
+        self._signing: Signing[Line[Job, Way]] | None = None
+        if signer is not None:
+            self._signing = Signing(signer, self._written, self._were_made)
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
@@ -158,7 +161,11 @@ class Workers:
         elif not job.message.has_body:
             line.coming += 1
             self.nursery.start_soon(self._prepare, line, job)
-        elif self._signer is not None and self._signer.wants(job.message):
+        elif (
+            self._signing is not None
+            and self._signer is not None
+            and self._signer.wants(job.message)
+        ):
             line.coming += 1
             self._signing.put(line, job, self.nursery)
         else:
@@ -192,7 +199,7 @@ class Workers:
         """Give back what waits in a line, for the DNS, or to be signed."""
         for job in (*self._lookups.stop(), *self._lookups_of_reports.stop()):
             self._custody.give_back(job, now)
-        for line, job in self._signing.take_all():
+        for line, job in () if self._signing is None else self._signing.take_all():
             line.coming -= 1
             self._custody.give_back(job, now)
         for line in self._dispatch.lines.values():
@@ -374,8 +381,11 @@ class Workers:
 
     def _make(self, message: Claimed) -> Mail:
         """Compose and sign a message; in a thread."""
-        mail = written(message, self._unsubscribing)
+        mail = self._written(message)
         return mail if self._signer is None else self._signer.signed(mail)
+
+    def _written(self, message: Claimed) -> Mail:
+        return written(message, self._unsubscribing)
 
     def _were_made(self, batch: Sequence[tuple[Line[Job, Way], Job, Mail | Exception]]) -> None:
         """Have what was signed delivered."""
@@ -638,7 +648,7 @@ class Workers:
             return job.mail
         assert job.message.has_body  # else `_prepare` has made the mail
         try:
-            return written(job.message, self._unsubscribing)
+            return self._written(job.message)
         except PermanentFailure as error:
             self._unfit(job, error)
             return None

@@ -1,6 +1,8 @@
 """Signed mail on its way: real deliveries, whose signatures our verifier and dkimpy check."""
 
 import logging
+import os
+import signal
 import time
 from typing import Any
 from uuid import UUID
@@ -20,6 +22,7 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.signer import Signer
+from relay.outbound.signing_processes import SigningProcesses
 from supervisor import ChildSpec, Supervisor, SupervisorSpec
 from tests.actors.running import make_mailbox
 from tests.checks.asking import answered
@@ -271,3 +274,35 @@ async def test_what_waits_to_be_signed_is_given_back(pool: Pool, signed: Signed)
     )
     assert not attempts
     assert all(signed.results(message.data) == BOTH for message in sink.received)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_process_that_signs_may_die(pool: Pool, signed: Signed, how: signal.Signals):
+    """Or stop, in the middle of many mails: each is delivered once, signed, at its first try."""
+    processes = signed.signer.processes = SigningProcesses(1, deadline=0.5)
+    await signed.keys.create("example.org")
+    await signed.publish()
+    seen: set[int] = set()
+    async with (
+        running_sink() as sink,
+        running_outbound(pool, sink.url, vault=signed.vault, signer=signed.signer) as outbound,
+    ):
+        await send(pool, *(f"a{number}@a.example" for number in range(1500)))
+        processes.want()
+        await eventually(lambda: processes.ready, "a process signs")
+        outbound.wake()
+        for number in (100, 400, 700):
+            await sink.gets(number)
+            for pid in processes.pids:
+                os.kill(pid, how)
+                seen.add(pid)
+        await sink.gets(1500)
+        await eventually(
+            lambda: pool.fetch_value("SELECT count(*) FROM relay.outbound_log"),
+            "all are recorded",
+            until=lambda count: count == 1500,
+        )
+    assert seen
+    assert len(set(sink.recipients)) == len(sink.received) == 1500
+    assert all(signed.results(message.data) == BOTH for message in sink.received)
+    assert await pool.fetch_value("SELECT max(attempts) FROM relay.outbound_messages") == 1

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from relay.db.pool import Pool
+from relay.dns.resolver import Resolver
+from tests.dns.server import DnsServer
 from tests.eventually import eventually
-from tests.outbound.sink import Sink
+from tests.outbound.sink import Script, Sink, running_sink, well_behaved
 from tests.relay_process import RelayProcess
 
 LEASE = 2.0  # s; the shortest there is
@@ -41,6 +44,48 @@ def relay_process(folder: Path, dsn: str, upstream: str, **env: str) -> RelayPro
         | env,
         arguments=("--only", "claimer,sender"),
     )
+
+
+@dataclass(frozen=True)
+class Way:
+    """How mail leaves: by an upstream, or to the exchangers of each domain (`mx:`)."""
+
+    sink: Sink
+    upstream: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Settings of a relay's process."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The same for `running_outbound`."""
+
+
+@asynccontextmanager
+async def ways_out(
+    way: str, script: Script = well_behaved, domains: Sequence[str] = (), *, ttl: int = 60
+) -> AsyncIterator[Way]:
+    """A sink behind a way: `upstream`; or `mx`, where each of `domains` has a site of its own."""
+    if way == "upstream":
+        async with running_sink(script) as sink:
+            yield Way(sink, sink.url)
+        return
+    zone = {
+        key: [record]
+        for number, domain in enumerate(domains, 2)
+        for key, record in {
+            (domain, "MX"): f"10 mx.{domain}.",
+            (f"mx.{domain}", "A"): f"127.0.0.{number}",
+        }.items()
+    }
+    async with trio.open_nursery() as nursery, running_sink(script, host="0.0.0.0") as sink:
+        server: DnsServer = await nursery.start(DnsServer(zone, ttl=ttl).run)
+        env = {
+            "RELAY_OUTBOUND__PRIVATE_MX": "true",
+            "RELAY_OUTBOUND__MX_PORT": str(sink.port),
+            "RELAY_DNS__SERVERS": "{}:{}".format(*server.address),
+        }
+        resolver = Resolver([server.address])
+        settings = {"private_mx": True, "mx_port": sink.port, "resolver": lambda: resolver}
+        yield Way(sink, "mx:", env, settings)
+        nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from relay.outbound.message import Address, Message
 from tests.eventually import eventually
 from tests.faults.outbound import (
     LEASE,
+    Way,
     database_proxy,
     dead,
     dies,
@@ -28,21 +29,29 @@ from tests.faults.outbound import (
     relay_process,
     second_copies,
     started,
+    ways_out,
 )
 from tests.outbound.node import lose, put, status
 from tests.outbound.running import running_outbound
-from tests.outbound.sink import HangUp, Session, Sink, running_sink
+from tests.outbound.sink import HangUp, Session, running_sink
 from tests.relay_process import RelayProcess
 
 STATEMENTS = {"claim": b"relay.outbound_claim(", "finalise": b"relay.outbound_finalise("}
 ADDRESSES = {"mark@a.example", "b@b.example", "c@c.example"}
 
 
-async def inherited(pool: Pool, sink: Sink) -> None:
+WAYS = pytest.mark.parametrize("way", ["upstream", "mx"])
+DOMAINS = ["a.example", "b.example", "c.example"]
+
+
+async def inherited(pool: Pool, way: Way) -> None:
     """Let another relay do what a dead one left, and see that nothing is missing afterwards."""
+    sink = way.sink
     await disconnected(pool, "victim")
     await leases_run_out(pool)
-    async with running_outbound(pool, sink.url, lease_timeout=LEASE, retry_unit=0.1) as heir:
+    async with running_outbound(
+        pool, way.upstream, lease_timeout=LEASE, retry_unit=0.1, **way.settings
+    ) as heir:
         heir.wake()
         await finished(pool, len(ADDRESSES))
     assert set(sink.recipients) == ADDRESSES
@@ -53,8 +62,9 @@ async def inherited(pool: Pool, sink: Sink) -> None:
     assert all(ids[message.recipient] == message.message_id for message in sink.received)
 
 
+@WAYS
 @pytest.mark.parametrize("step", ["connect", "MAIL", "RCPT", "DATA", "body", "dot", "answered"])
-async def test_killed_in_a_conversation(pool, database_url, tmp_path, step):
+async def test_killed_in_a_conversation(pool, database_url, tmp_path, step, way):
     """At each step: another relay delivers; twice only if the dot was sent."""
     victim: RelayProcess | None = None
 
@@ -69,7 +79,7 @@ async def test_killed_in_a_conversation(pool, database_url, tmp_path, step):
                 raise HangUp
         return None
 
-    async with running_sink(script) as sink:
+    async with ways_out(way, script, DOMAINS) as out:
         await put(pool, "b@b.example", "c@c.example")
         # Larger than what the kernel takes at once: without its dot while the sink reads.
         text = "a line\n" * (1_000_000 if step == "body" else 1)
@@ -77,16 +87,17 @@ async def test_killed_in_a_conversation(pool, database_url, tmp_path, step):
             pool, [Message(Address("a@x.org"), [Address("mark@a.example")], "s", text=text)]
         )
         dsn = f"{database_url} application_name=victim"
-        victim = relay_process(tmp_path / "victim", dsn, sink.url)
+        victim = relay_process(tmp_path / "victim", dsn, out.upstream, **out.env)
         await dies(victim)
-        await inherited(pool, sink)
+        await inherited(pool, out)
     if step in {"connect", "MAIL", "RCPT", "DATA", "body"}:
-        assert Counter(sink.recipients)["mark@a.example"] == 1
+        assert Counter(out.sink.recipients)["mark@a.example"] == 1
 
 
+@WAYS
 @pytest.mark.parametrize("when", ["asked", "running", "answered", "heard"])
 @pytest.mark.parametrize("statement", STATEMENTS)
-async def test_killed_around_a_statement(pool, database_url, tmp_path, statement, when):
+async def test_killed_around_a_statement(pool, database_url, tmp_path, statement, when, way):
     """Before claim or finalise reach the database, while it works, after its commit but before
     the answer, and right after the answer: what is committed counts, what is not is done again."""
     victim: RelayProcess | None = None
@@ -99,12 +110,16 @@ async def test_killed_around_a_statement(pool, database_url, tmp_path, statement
         return at == "running"
 
     async with (
-        running_sink() as sink,
+        ways_out(way, domains=DOMAINS) as out,
         database_proxy(database_url, STATEMENTS, moment) as proxy,
     ):
         await put(pool, *ADDRESSES)
         victim = relay_process(
-            tmp_path / "victim", proxy.dsn("victim"), sink.url, RELAY_DATABASE__PREPARE="false"
+            tmp_path / "victim",
+            proxy.dsn("victim"),
+            out.upstream,
+            RELAY_DATABASE__PREPARE="false",
+            **out.env,
         )
         await dies(victim)
         await disconnected(pool, "victim")
@@ -117,8 +132,8 @@ async def test_killed_around_a_statement(pool, database_url, tmp_path, statement
                 "SELECT recipient FROM relay.outbound_messages WHERE status = 'sent'"
             )
         }
-        await inherited(pool, sink)
-    copies = Counter(sink.recipients)
+        await inherited(pool, out)
+    copies = Counter(out.sink.recipients)
     assert all(copies[address] == 1 for address in recorded)
     match statement, when:
         case "claim", "asked":
@@ -127,11 +142,11 @@ async def test_killed_around_a_statement(pool, database_url, tmp_path, statement
             assert leased > 0
         case "finalise", "asked":
             assert not recorded
-            assert second_copies(sink) > 0
+            assert second_copies(out.sink) > 0
         case "finalise", "answered" | "heard":
             assert recorded
     if statement == "claim" and when != "heard":
-        assert second_copies(sink) == 0
+        assert second_copies(out.sink) == 0
 
 
 async def test_killed_in_the_dark_a_message_that_says_so_is_held(pool, database_url, tmp_path):

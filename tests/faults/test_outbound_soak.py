@@ -1,4 +1,4 @@
-"""Two relays, one database and a moody upstream, while everything is killed in turn.
+"""Two relays, one database and a moody upstream, or exchangers, while all is killed in turn.
 
 What must hold after any number of rounds: every message that was queued is sent, each copy beyond
 the first is one that the records admit (a lost lease, or an answer that never came), and nobody
@@ -25,12 +25,14 @@ from relay.errors import DatabaseUnavailable
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import announce
 from tests.db.cluster import Cluster, binaries
-from tests.faults.outbound import LEASE, relay_process, sent
+from tests.faults.outbound import LEASE, relay_process, sent, ways_out
 from tests.outbound.node import put
-from tests.outbound.sink import HangUp, Script, Session, running_sink
+from tests.outbound.sink import HangUp, Script, Session
 from tests.relay_process import RelayProcess
 
 A_ROUND = 40  # messages
+DOMAINS = [f"d{number}.example" for number in range(5)]
+WAYS = pytest.mark.parametrize("way", ["upstream", "mx"])
 
 
 class Mood:
@@ -65,7 +67,12 @@ class Mood:
 
 
 async def rounds_of_chaos(
-    folder: Path, dsn: str, faults: Sequence[str], seed: int, cluster: Cluster | None = None
+    folder: Path,
+    dsn: str,
+    faults: Sequence[str],
+    seed: int,
+    cluster: Cluster | None = None,
+    way: str = "upstream",
 ) -> Counter[str]:
     """Break something each round, then let it end well; returns what was counted."""
     rng = random.Random(seed)
@@ -73,17 +80,19 @@ async def rounds_of_chaos(
     wanted: dict[str, str] = {}  # recipient -> id
     mood = Mood(seed, trouble=0.06)
     async with AsyncExitStack() as stack:
-        sink = await stack.enter_async_context(running_sink(mood.script()))
+        # Names are looked up again and again: a kill meets that, too.
+        out = await stack.enter_async_context(ways_out(way, mood.script(), DOMAINS, ttl=1))
         pool = Pool(dsn)
         stack.push_async_callback(pool.close)
         relays = [
             relay_process(
                 folder / name,
                 dsn,
-                sink.url,
+                out.upstream,
                 RELAY_OUTBOUND__RETRY_UNIT="0.05",
                 RELAY_OUTBOUND__MAX_ATTEMPTS="100",
                 RELAY_LOG__LEVEL="warning",
+                **out.env,
             )
             for name in ("one", "two")
         ]
@@ -92,7 +101,7 @@ async def rounds_of_chaos(
                 stack.push_async_callback(_end, relay)
                 starting.start_soon(trio.to_thread.run_sync, relay.start)
         for number, what in enumerate(faults):
-            addresses = [f"m{number}-{n}@d{n % 5}.example" for n in range(A_ROUND)]
+            addresses = [f"m{number}-{n}@{DOMAINS[n % 5]}" for n in range(A_ROUND)]
             for queued in await put(pool, *addresses):
                 wanted[queued.recipient] = str(queued.id)
             await announce(pool)
@@ -103,7 +112,7 @@ async def rounds_of_chaos(
         await _settled(pool, len(wanted))
         for relay in relays:
             assert await trio.to_thread.run_sync(relay.stop) == 0
-        await _check(pool, wanted, Counter(sink.recipients), counts)
+        await _check(pool, wanted, Counter(out.sink.recipients), counts)
     return counts
 
 
@@ -182,14 +191,17 @@ async def _end(relay: RelayProcess) -> None:
             await trio.to_thread.run_sync(relay.stop)
 
 
-async def test_a_few_rounds_of_chaos_lose_nothing(tmp_path: Path, database_url: str):
-    """Killed, stopped and cut off, with a moody upstream: all arrives."""
-    counts = await rounds_of_chaos(tmp_path, database_url, ("kill", "cut", "stop"), seed=5)
-    assert counts["messages"] == 3 * A_ROUND
+@WAYS
+async def test_a_few_rounds_of_chaos_lose_nothing(tmp_path: Path, database_url: str, way: str):
+    """Killed, stopped and cut off, with a moody upstream or exchangers: all arrives."""
+    faults = ("kill", "cut", "stop", "kill")
+    counts = await rounds_of_chaos(tmp_path, database_url, faults, seed=5, way=way)
+    assert counts["messages"] == len(faults) * A_ROUND
 
 
 @pytest.mark.soak
-async def test_many_rounds_of_chaos_lose_nothing(tmp_path: Path):
+@WAYS
+async def test_many_rounds_of_chaos_lose_nothing(tmp_path: Path, way: str):
     """The same, many times over, with a database that crashes, too."""
     seed = time.time_ns()
     faults = random.Random(seed).choices(("kill", "kill", "stop", "crash", "cut", "none"), k=60)
@@ -200,7 +212,7 @@ async def test_many_rounds_of_chaos_lose_nothing(tmp_path: Path):
         await trio.to_thread.run_sync(cluster.start)
         dsn = cluster.dsn(cluster.new_database())
         await migrate(dsn)
-        counts = await rounds_of_chaos(tmp_path, dsn, faults, seed, cluster)
+        counts = await rounds_of_chaos(tmp_path, dsn, faults, seed, cluster, way)
     finally:
         await trio.to_thread.run_sync(cluster.remove)
     print(dict(counts))
