@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,43 @@ def test_compose_runs_the_image_for_this_machine_alone() -> None:
     settings = load(environ={**env, **relay["environment"]})
     assert captures(settings.smtp)
     assert settings.http.public_url == ("http://localhost:8025", "http://relay:8025")
+
+
+@pytest.mark.soak  # pip installs two checkers: a network
+@pytest.mark.timeout(900)
+def test_their_schemas_take_the_files(tmp_path: Path) -> None:
+    """Those of Compose, of GitHub's workflows and of Kubernetes, strictly: no name is unknown; a
+    file with one is told."""
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=600, check=False)
+    assert run([sys.executable, "-m", "venv", tmp_path / "checkers"]).returncode == 0
+    programs = tmp_path / "checkers" / "bin"
+    checkers = ("check-jsonschema==0.39.0", "kubernetes-validate==1.37.0")
+    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    installed = run([*pip, *checkers])
+    assert installed.returncode == 0, installed.stderr
+    by_schema = (programs / "check-jsonschema", "--builtin-schema")
+    for checker, file, unknown in (
+        ((*by_schema, "vendor.compose-spec"), ROOT / "compose.yaml", "    restarts: always"),
+        (
+            (*by_schema, "vendor.github-workflows"),
+            CONFIG / "github-actions.yaml",
+            "    runs_on: ubuntu-latest",
+        ),
+        (
+            (programs / "kubernetes-validate", "--strict"),
+            CONFIG / "kubernetes.yaml",
+            "      replica: 1",
+        ),
+    ):
+        done = run([*checker, file])
+        assert done.returncode == 0, done.stdout + done.stderr
+        wrong = tmp_path / file.name
+        indent = len(unknown) - len(unknown.lstrip())
+        lines = file.read_text().splitlines()
+        at = max(n for n, line in enumerate(lines) if re.match(rf" {{{indent}}}\w+:", line))
+        wrong.write_text("\n".join([*lines[:at], unknown, *lines[at:]]))
+        done = run([*checker, wrong])
+        assert done.returncode != 0, f"{unknown.strip()!r} in {file.name} is taken"
 
 
 def test_the_workflow_installs_what_is_the_projects() -> None:
