@@ -6,6 +6,12 @@ The time is what a developer waits: from the 250 until the message is in the tes
 
 Tests that do nothing else fill two cores eight times over, and then wait for each other's pytest;
 so eight are also timed with a third of a second in each test, as an application's own work takes.
+
+How far the waiting of those that fill the machine can fall is bounded by what a test costs, which
+is measured beside it, from the first test of a process to its last: the CPU of its own process
+(pytest, httpx, smtplib), the CPU of the relay with its parser and PostgreSQL, and how busy the
+machine is with the two.  Where that is 1, a test of eight takes 8 times the sum of both divided by
+the cores, and its wait for mail the same part of that as it has of a test that is alone.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.bench.inbox import children, cpu_seconds
 from tests.relay_process import RelayProcess
 
 TESTS = 1000
@@ -51,7 +58,7 @@ def test_sign_up(number, relay, inbox, smtp_server):
     assert message.code == code
     assert [one.id for one in inbox.messages()] == [message.id]
     with TIMES.open("a") as file:
-        print(took, relay.url, file=file)
+        print(took, relay.url, time.process_time(), time.monotonic(), file=file)
 """
 
 
@@ -66,7 +73,13 @@ def run(rounds: int) -> dict[str, Any]:
                 RelayProcess((folder := Path(name_of_folder)) / "relay") as relay,
             ):
                 env = {"RELAY_URL": relay.run["http"], "RELAY_TOKEN": relay.run["admin_token"]}
+                before = {pid: cpu_seconds(pid) for pid in [relay.pid, *children(relay.pid)]}
                 figures, bad, _ = suite(folder, workers, work=work, env=env)
+                now = {pid: cpu_seconds(pid) for pid in [relay.pid, *children(relay.pid)]}
+            spent = sum(seconds - before.get(pid, 0.0) for pid, seconds in now.items())
+            figures["relay's CPU"] = spent / TESTS * 1000
+            costs = (figures["test's CPU"] + figures["relay's CPU"]) / 1000
+            figures["busy"] = figures.pop("rate") * costs / len(os.sched_getaffinity(0))
             failed += bad
             found.setdefault(name, []).append(figures)
     results = {
@@ -112,7 +125,7 @@ def suite(
     took = time.monotonic() - began
     lines = "".join(file.read_text() for file in (folder / "times").iterdir()).splitlines()
     rows = [line.split() for line in lines]
-    times = sorted(float(seconds) * 1000 for seconds, _ in rows)
+    times = sorted(float(row[0]) * 1000 for row in rows)
     if not times:
         raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
     # A test that passed has told its time; that a worker or an inbox's end failed, pytest's status.
@@ -124,5 +137,19 @@ def suite(
         "p99": times[int(len(times) * 0.99)],
         "longest": times[-1],
         "tests/s": TESTS / took,
+        **_running(folder / "times"),
     }
-    return figures, bad, {url for _, url in rows}
+    return figures, bad, {row[1] for row in rows}
+
+
+def _running(folder: Path) -> dict[str, float]:
+    """What tests cost and how many end in a second, without what it takes to start and to end."""
+    spent, rate, count = 0.0, 0.0, 0
+    for file in folder.iterdir():
+        rows = [line.split() for line in file.read_text().splitlines()]
+        between = len(rows) - 1  # from the end of the first one on
+        if between:
+            spent += float(rows[-1][2]) - float(rows[0][2])
+            rate += between / (float(rows[-1][3]) - float(rows[0][3]))
+            count += between
+    return {"test's CPU": spent / max(count, 1) * 1000, "rate": rate}

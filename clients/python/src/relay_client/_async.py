@@ -7,10 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-import httpx
-
 from relay_client import _flows
-from relay_client._connect import FROM_ENVIRONMENT, Token, connection
+from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
 from relay_client._flows import InboxHandle, NewAttachment
 from relay_client._records import (
@@ -42,7 +40,7 @@ class AsyncRelay:
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = httpx.AsyncClient(**where.arguments)
+        self._http = AsyncClient(**where.arguments)
 
     async def __aenter__(self) -> AsyncRelay:
         return self

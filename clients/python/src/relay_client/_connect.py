@@ -67,6 +67,60 @@ def connection(url: str | None, token: Token) -> Connection:
     return Connection(url.rstrip("/"), token, arguments)
 
 
+class _Jar(httpx.Cookies):
+    """Cookies, asked for only where an answer sets one.
+
+    No relay does, but what stands in front of several may.  To look, the standard library's jar
+    makes two objects of its own of each call.
+    """
+
+    def extract_cookies(self, response: httpx.Response) -> None:
+        if "Set-Cookie" in response.headers:
+            super().extract_cookies(response)
+
+
+# What httpx sends that changes nothing: every header costs both sides, call by call.
+_NEEDLESS = ("Accept-Encoding", "Connection")
+
+
+class Client(httpx.Client):
+    """httpx's client without what a call of the relay does not need."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._jar = _Jar()
+        for name in _NEEDLESS:
+            del self.headers[name]
+
+    @property
+    def cookies(self) -> httpx.Cookies:
+        """What is sent to whoever set it."""
+        return self._jar
+
+    @cookies.setter
+    def cookies(self, cookies: Any) -> None:
+        self._jar = _Jar(cookies)
+
+
+class AsyncClient(httpx.AsyncClient):
+    """The same for asyncio and Trio."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._jar = _Jar()
+        for name in _NEEDLESS:
+            del self.headers[name]
+
+    @property
+    def cookies(self) -> httpx.Cookies:
+        """What is sent to whoever set it."""
+        return self._jar
+
+    @cookies.setter
+    def cookies(self, cookies: Any) -> None:
+        self._jar = _Jar(cookies)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine's own, whatever machine this is."""
     try:

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-import httpx
-
 from relay_client import _flows
-from relay_client._connect import FROM_ENVIRONMENT, Token, connection
+from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
 from relay_client._exchange import Flow, drive
 from relay_client._flows import InboxHandle, NewAttachment
 from relay_client._records import (
@@ -41,7 +39,7 @@ class Relay:
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = httpx.Client(**where.arguments)
+        self._http = Client(**where.arguments)
 
     def __enter__(self) -> Relay:
         return self
