@@ -63,8 +63,12 @@ class ShapingKeeper:
         self._news.set()
 
     def refused(self, job: Job, words: str) -> None:
-        """The recipient of a job is not to be written to."""
-        if len(self._refused) < _MOST_REFUSED:
+        """The recipient of a job is not to be written to.
+
+        Not so that of a letter with a token: whose address stands there, others have said, and to
+        mail to it is up to others still.
+        """
+        if job.message.letter_of is None and len(self._refused) < _MOST_REFUSED:
             self._refused.append(Refused(job.message.owner, job.message.recipient, words))
             self._news.set()
 

@@ -98,7 +98,47 @@ def test_what_is_shipped_can_be_read_and_knows_the_large_providers():
     lines = SHIPPED.read_text("utf-8").splitlines()
     figures = [line for line in lines if line.startswith(("connections", "messages"))]
     assert figures
-    assert all("  # " in line for line in figures)
+    for number, line in enumerate(lines):
+        if line.startswith(("connections", "messages")):
+            above = next(one for one in lines[number::-1] if not one.startswith(("conn", "mess")))
+            assert "  # " in line or above.startswith("# "), line
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "asks"),
+    [
+        ("google", reply(421, "4.7.28", "Gmail has detected an unusual rate"), Asks.SLOW),
+        ("google", reply(550, "5.1.1", "The email account that you tried to"), Asks.SUPPRESS),
+        ("google", reply(452, "4.2.2", "The recipient's inbox is out of storage"), None),
+        ("google", reply(550, "5.7.26", "Unauthenticated email is not accepted"), None),
+        ("icloud", reply(550, "5.1.1", "<a@icloud.com>: user does not exist"), Asks.SUPPRESS),
+        ("icloud", reply(550, "5.7.1", "[CS01] Message rejected due to local policy"), None),
+        (
+            "yahoo",
+            reply(554, None, "delivery error: dd This user doesn't have a yahoo.com account"),
+            Asks.SUPPRESS,
+        ),
+        ("yahoo", reply(553, "5.7.1", "[BL21] Connections will not be accepted"), Asks.SUSPEND),
+        ("yahoo", reply(554, "5.7.9", "Message not accepted for policy reasons"), None),
+        ("microsoft365", reply(550, "5.1.10", "RecipientNotFound; not found"), Asks.SUPPRESS),
+        ("microsoft365", reply(550, "5.4.1", "Recipient address rejected: Access denied"), None),
+        ("outlook", reply(550, "5.5.0", "Requested action not taken: mailbox unavailable"), None),
+        ("gmx", reply(550, None, "Requested action not taken: mailbox unavailable"), Asks.SUPPRESS),
+        ("gmx", reply(552, None, "Requested mail action aborted: exceeded storage"), None),
+        ("gmx", reply(450, None, "Rate limit reached. Please try again later"), Asks.SUSPEND),
+        ("", reply(550, "5.1.1", "no such user"), Asks.SUPPRESS),
+        ("", reply(550, "5.7.1", "relaying denied"), None),
+        ("", reply(550, "5.1.8", "sender address rejected"), None),
+    ],
+)
+def test_what_is_shipped_knows_what_providers_say(name: str, said: Outcome, asks: Asks | None):
+    """Who is gone is told from who is full, from policy and from what is said of the sender."""
+    rules = ShapingFile.load().rules
+    provider = next((one for one in rules.providers if one.name == name), rules.default)
+    final = said.code is not None and said.code >= 500
+    verdict = Verdict.BOUNCED if final else Verdict.DEFERRED
+    found = rules.meaning(provider, said._replace(verdict=verdict))
+    assert (found and found.asks) == asks
 
 
 @pytest.mark.parametrize(

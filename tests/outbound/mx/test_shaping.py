@@ -7,12 +7,16 @@ from collections import Counter
 import trio
 
 from relay.db.listen import Hub
+from relay.lifecycle.letters import Letters
+from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.gates import Standing
 from relay.outbound.rates import SharedRates
 from relay.outbound.shaping import Rules, parse
 from relay.outbound.traffic import SUSPENDED, Traffic
 from tests.eventually import eventually
+from tests.lifecycle.collecting import KEY
+from tests.lifecycle.people import insert
 from tests.outbound.mx.test_direct import World, answers, mx, world
 from tests.outbound.node import put
 from tests.outbound.sink import Script, Session, well_behaved
@@ -139,6 +143,26 @@ async def test_what_is_refused_for_good_is_suppressed(pool):
         )
         assert found == [("gone@one.example", "bounced", "550 5.1.1 no such user here")]
         assert w.outbound.gates.statistics(trio.current_time()) == []
+
+
+async def test_a_letter_that_is_refused_for_good_suppresses_nobody(pool):
+    """Others said that address: whoever signs up under it later is written to."""
+    rules = "[[default.replies]]\nenhanced = '5.1.1'\nsuppress = true\n"
+    no = answers("RCPT", b"550 5.1.1 no such user here\r\n")
+    await insert(pool)  # of an address at example.org
+    letters = Letters(sender="no-reply@shop.example", base="https://shop.example")
+    async with world(pool, mx("example.org", "2"), {"2": no}, traffic=traffic(rules)) as w:
+        await TokenMailer(pool, letters, 10, 5.0).mail_batch(KEY)
+        letter = await pool.fetch_value(
+            "SELECT id FROM relay.outbound_letters WHERE token IS NOT NULL"
+        )
+        w.outbound.wake()
+        await w.outbound.becomes(letter, "bounced")
+        await w.send("other@example.org", status="bounced")
+        found = await eventually(
+            lambda: pool.fetch("SELECT address FROM relay.suppressions"), "the other is suppressed"
+        )
+    assert found == [("other@example.org",)]
 
 
 async def test_a_provider_has_so_many_connections_and_mails_on_each(pool):
