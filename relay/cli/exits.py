@@ -22,9 +22,9 @@ PIPE: Final = 141  # 128 + SIGPIPE: the reader of our output went away
 
 HELP = """\
 Exit codes: 0 done; 1 not found, refused, timed out, or a check failed; 2 wrong usage;
-69 no relay or no database can be reached, or the relay cannot take it now; 70 internal failure;
-75 kept in the outbox, for a later try; 78 configuration error; 130 interrupted; 141 the reader of
-the output went away."""
+69 no relay, no database or no DNS can be reached, or the relay cannot take it now; 70 internal
+failure; 75 kept in the outbox, for a later try; 78 configuration error; 130 interrupted; 141 the
+reader of the output went away."""
 
 
 class Failure(RelayError):
