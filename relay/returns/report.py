@@ -2,7 +2,8 @@
 
 Read are delivery status notifications (RFC 3464; in UTF-8: RFC 6533), complaints (ARF, RFC 5965,
 and the form of Outlook.com, which sends the mail itself), and of the forms that are no standard
-those in which a mail server writes whom it could not reach (qmail, Exim, Exchange and others).
+those in which a mail server writes whom it could not reach: by rules of our own (qmail, Exim,
+Exchange and others), which tell a reason and a delay, and by a library (`relay.returns.forms`).
 
 Promises
 - What is no such report is left alone (`Report.kind` is empty): vacation notes, challenges, lists,
@@ -14,7 +15,8 @@ Promises
 
 Fails: never; what is malformed says nothing.
 
-Imports the standard library and pure modules only, as the parser asks.  Pure.
+Imports the standard library and pure modules only, as the parser asks; of the library, see there.
+Pure.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import quopri
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from relay.returns.forms import named
 
 READ = 512 * 1024
 """Bytes of a mail that are read."""
@@ -120,7 +124,7 @@ def read(raw: bytes) -> Report:
     for part in parts[1:]:
         if "x-hmxmroriginalrecipient" in part.fields:
             return Report(COMPLAINT, (), "abuse", tuple(_return_paths(parts)))
-    return _from_text(top, parts)
+    return _and_by_library(_from_text(top, parts), top, raw)
 
 
 _REPORT = re.compile(rb"^content-type:\s*multipart/report\b", re.IGNORECASE | re.MULTILINE)
@@ -284,6 +288,9 @@ _SERVERS = re.compile(
     r"|microsoft ?exchange|^<>$|delivery subsystem|system administrator",
     re.IGNORECASE,
 )
+_WRITES = re.compile(
+    _SERVERS.pattern + r"|mdaemon|smtp[-_ ](mail|gateway)|_for_smtp", re.IGNORECASE
+)
 _GAVE_UP = re.compile(
     r"permanent(ly)? (fatal )?(error|fail)|i'?ve given up|giv(ing|en) up|not going to try again"
     r"|message (has )?been returned|could ?n(o|')t (be )?deliver|not delivered|not be delivered"
@@ -316,9 +323,8 @@ _NEAR = 6  # lines behind an address in which its reason stands
 
 def _from_text(top: dict[str, str], parts: Sequence[_Part]) -> Report:
     """Read a report that is no standard: of a mail server, of what it could not deliver."""
-    author = " ".join(top.get(name, "") for name in ("from", "sender", "return-path"))
     failed = _FOUND_ADDRESS.findall(top.get("x-failed-recipients", ""))
-    if not failed and not _SERVERS.search(author):
+    if not failed and not _SERVERS.search(_author(top)):
         return NOTHING
     body = next((part for part in parts if part.kind in _TEXTS and part.body.strip()), None)
     text = "" if body is None else _without_original(body.text())
@@ -346,6 +352,27 @@ def _from_text(top: dict[str, str], parts: Sequence[_Part]) -> Report:
     for address in failed:
         found.setdefault(address.lower(), Recipient(address, "", "failed"))
     return Report(TEXT, tuple(found.values())[:_RECIPIENTS]) if found else NOTHING
+
+
+def _and_by_library(report: Report, top: dict[str, str], raw: bytes) -> Report:
+    """The same with whom the library finds besides, of whom nothing more is known."""
+    if not _WRITES.search(_author(top)):
+        return report
+    known = {one.final.lower() for one in report.recipients}
+    delayed, failed = named(raw)
+    more = [
+        Recipient(address[:320], "", action)
+        for action, addresses in (("failed", failed), ("delayed", delayed))
+        for address in sorted(addresses)
+        if _FOUND_ADDRESS.fullmatch(address) and address.lower() not in known
+    ]
+    if not more:
+        return report
+    return Report(TEXT, (*report.recipients, *more)[:_RECIPIENTS])
+
+
+def _author(top: dict[str, str]) -> str:
+    return " ".join(top.get(name, "") for name in ("from", "sender", "return-path"))
 
 
 _TEXTS = {"text/plain", "text/html"}
