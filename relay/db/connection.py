@@ -290,6 +290,7 @@ class Connection(psycopg.AsyncConnection[Any]):
     cleanup_timeout = CLEANUP_TIMEOUT
     used_at = 0.0
     """The instant at which the pool last took the connection back, in seconds of Trio's clock."""
+    system = 0
     timeline = 0
     """Of the primary it leads to, since the connection was made; 0: not known."""
     patience: float | None = None

@@ -43,8 +43,9 @@ SILENT_SHARE = 2.0
 class OpenConnection(Protocol):
     """What is asked of a connection: `relay.db.connection.Connection` is one."""
 
+    system: int
     timeline: int
-    """Of its server; 0 until it is known."""
+    """Of its server; 0 until they are known."""
 
     @property
     def host(self) -> Host:
@@ -117,7 +118,7 @@ class Hosts:
             log.info("db.promoted", host=":".join(host), timeline=timeline, before=self._timeline)
             self._rise(timeline)
         self._refused.discard(host)
-        connection.timeline = timeline
+        connection.system, connection.timeline = system, timeline
         self._connections.add(connection)
         return None
 
@@ -125,6 +126,14 @@ class Hosts:
     def known(self) -> tuple[int, int] | None:
         """The system and its highest timeline met; None: no server has told yet."""
         return None if self._system is None else (self._system, self._timeline)
+
+    def left_behind(self, connection: OpenConnection) -> str | None:
+        """Return why an open connection leads to what is not the database any more, or None."""
+        if not connection.system or (connection.system, connection.timeline) == self.known:
+            return None
+        if connection.system != self._system:
+            return "the database is another system by now"
+        return f"the database is on timeline {self._timeline} by now"
 
     def learn(self, system: int, timeline: int) -> None:
         """Note what another process of this relay has met.

@@ -9,11 +9,14 @@ all of them while the connection is down.  So:
 - a `Subscription` carries one flag, not a queue: any number of wake-ups while its owner was
   looking are one more look, and none is lost;
 - a connection that died in silence is noticed by a query every `ping_every` seconds that must be
-  answered within `ping_timeout`, and by TCP keep-alive.
+  answered within `ping_timeout`, and by TCP keep-alive;
+- one that answers and hears nothing any more is noticed by the same query: who answers must be a
+  primary, listen still (a pooler in between may have given the connection another server), and be
+  of the system and on the timeline that the pool has met since.
 
 Fails: `notifications()` never ends by itself; an outage is logged once, tried again with jittered
 back-off, and logged when it is over.  LISTEN does not survive PgBouncer's transaction mode, so
-the DSN must lead to PostgreSQL itself.
+the DSN must lead to PostgreSQL itself: through one, what is notified between two pings may be lost.
 """
 
 from __future__ import annotations
@@ -175,7 +178,7 @@ async def notifications(
                 async with aclosing(conn.notifies(timeout=ping_every)) as stream:
                     async for note in stream:
                         yield Notification(note.channel, note.payload)
-                await _ping(conn, ping_timeout)
+                await _ping(conn, names, ping_timeout, hosts)
         except psycopg.Error as error:
             if not outage.is_on:
                 log.warning("db.listen_lost", error=str(error).strip())
@@ -194,11 +197,26 @@ async def _listen(conn: Connection, names: tuple[str, ...], seconds: float) -> N
     raise psycopg.OperationalError(f"LISTEN was not answered within {seconds:g} s")
 
 
-async def _ping(conn: Connection, seconds: float) -> None:
-    with trio.move_on_after(seconds):
-        await conn.execute("SELECT")
-        return
-    raise psycopg.OperationalError(f"the connection was silent for {seconds:g} s")
+_PING = "SELECT pg_is_in_recovery(), ARRAY(SELECT pg_listening_channels())"
+
+
+async def _ping(
+    conn: Connection, names: tuple[str, ...], seconds: float, hosts: Hosts | None
+) -> None:
+    with trio.move_on_after(seconds) as scope:
+        row = await (await conn.execute(_PING)).fetchone()
+    if scope.cancelled_caught or row is None:
+        raise psycopg.OperationalError(f"the connection was silent for {seconds:g} s")
+    in_recovery, channels = row
+    if in_recovery:
+        raise psycopg.OperationalError("the server is no longer the primary")
+    if missing := set(names) - set(channels):
+        raise psycopg.OperationalError(
+            f"the server does not listen to {', '.join(sorted(missing))} any more:"
+            " a pooler in between has changed it"
+        )
+    if hosts is not None and (why := hosts.left_behind(conn)):
+        raise psycopg.OperationalError(why)
 
 
 def _wake(waiting: Iterable[Subscription], keys: set[str] | None) -> None:

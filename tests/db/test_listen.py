@@ -8,8 +8,11 @@ import pytest
 import trio
 
 from relay.db.connection import connect
+from relay.db.hosts import Hosts
 from relay.db.listen import Hub, Notification, Reconnected, notifications
-from tests.db.cluster import Cluster
+from relay.db.pool import Pool
+from tests.db.bouncer import Bouncer
+from tests.db.cluster import Cluster, TwoHosts
 from tests.eventually import eventually
 
 
@@ -150,3 +153,61 @@ class TestNotifications:
             await eventually(lambda: len(seen) == 2, "it listens again")
             nursery.cancel_scope.cancel()
         assert seen == [Reconnected(first=True), Reconnected(first=False)]
+
+    async def test_a_pooler_that_changes_the_server_is_noticed(self, server: Cluster):
+        """Behind the same connection another server process answers, which does not listen: the
+        next ping finds that out, and there is a fresh look."""
+        with Bouncer(server.dsn()) as bouncer:
+            async with aclosing(notifications(bouncer.dsn, ["news"], ping_every=0.1)) as heard:
+                assert await anext(heard) == Reconnected(first=True)
+                async with await connect(server.dsn()) as other:
+                    await other.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                        " WHERE application_name = 'relay-listen'"
+                    )
+                with trio.fail_after(10):
+                    assert await anext(heard) == Reconnected(first=False)
+
+    async def test_the_listener_follows_the_pool_to_another_system(self, server: Cluster):
+        """The old server lives and answers still; the pool has met the database that the operator
+        moved to, so the listener connects anew, and not before."""
+        moved, hosts = Cluster(server.bin_dir), Hosts()
+        moved.start()
+        pool = Pool(moved.dsn(), hosts=hosts)
+        try:
+            async with aclosing(
+                notifications(server.dsn(), ["news"], ping_every=0.1, hosts=hosts)
+            ) as heard:
+                assert await anext(heard) == Reconnected(first=True)
+                async with await connect(server.dsn()) as other:
+                    await trio.sleep(0.5)  # pings find that nothing has moved
+                    await other.execute("NOTIFY news, 'here'")
+                assert await anext(heard) == Notification("news", "here")
+                assert await pool.fetch_value("SELECT 1") == 1
+                with trio.fail_after(10):
+                    assert await anext(heard) == Reconnected(first=False)
+        finally:
+            await pool.close()
+            moved.remove()
+
+    async def test_the_listener_leaves_a_primary_that_was_left_behind(self):
+        """It serves well and says that it is a primary; the pool has met the one promoted."""
+        pair = TwoHosts(18)
+        pool = Pool(pair.dsn, size=2)
+        try:
+            async with aclosing(
+                notifications(pair.dsn, ["news"], ping_every=0.1, hosts=pool.hosts)
+            ) as heard:
+                assert await anext(heard) == Reconnected(first=True)
+                await pool.look(5.0)
+                await trio.to_thread.run_sync(pair.new.promote)
+                await pool.look_around(5.0)
+                with trio.fail_after(10):
+                    assert await anext(heard) == Reconnected(first=False)
+                async with await connect(pair.new.dsn("mail")) as promoted:
+                    await promoted.execute("NOTIFY news, 'here'")
+                with trio.fail_after(10):
+                    assert await anext(heard) == Notification("news", "here")
+        finally:
+            await pool.close()
+            pair.remove()
