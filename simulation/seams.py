@@ -167,6 +167,7 @@ def _net(network: Network) -> dict[str, Any]:
         "accept": network.accept,
         "getaddrinfo": network.getaddrinfo,
         "gethostname": network.gethostname,
+        "leaving_addresses": network.leaving_addresses,
         "listen": network.listen,
         "open_tcp_stream": network.open_tcp_stream,
         "open_tcp_stream_from": network.open_tcp_stream_from,
