@@ -1089,6 +1089,76 @@ def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
         assert visit.errors == []
 
 
+@pytest.mark.parametrize("many", [3, 60])
+@pytest.mark.parametrize("looks", ["open", "chosen", "pointed at", "focused"])
+def test_new_mail_moves_no_row_that_is_looked_at(
+    relay: RelayProcess, browse: Browse, looks: str, many: int
+) -> None:
+    """At the top of a list too, and of one that fits the screen: each row stays where it is, and
+    the page says how many came above, which a click shows.  What was deleted above moves none,
+    either; and once nobody looks at a row, what came slides in by itself."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        deliver(relay, address, *(mail(f"letter {n}.", "t") for n in range(many)))
+        page = signed_in(visit, relay, f"mail/{address}")
+        rows, above = page.locator("#messages li"), page.locator("#above")
+        expect(rows).to_have_count(many)
+        expect(page.locator("#stream")).to_have_text("listening")
+        second = row(page, "messages", f"letter {many - 2}.")
+        link = second.get_by_role("link")
+        if looks == "open":
+            link.click()
+            expect(page.locator("#message-subject")).to_have_text(f"letter {many - 2}.")
+        elif looks == "chosen":
+            second.get_by_role("checkbox").check()
+        elif looks == "focused":
+            link.focus()
+        if looks == "pointed at":
+            second.hover()
+        else:
+            page.mouse.move(5, 5)
+        before = second.bounding_box()
+        deliver(relay, address, *(mail(f"comes {n}.", "t") for n in range(2)))
+        expect(rows).to_have_count(many + 2)
+        expect(above).to_have_text("↑ 2 new")
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        assert second.bounding_box() == before
+        assert not in_list(page, row(page, "messages", "comes 1."))
+        _, hidden = api.get(f"/api/v1/mailboxes/{address}/messages?limit=2").json()
+        api.delete(f"/api/v1/mailboxes/{address}/messages/{hidden['id']}").raise_for_status()
+        expect(rows).to_have_count(many + 1)
+        expect(above).to_have_text("↑ 1 new")
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        assert second.bounding_box() == before
+        if looks == "open":
+            above.click()
+        elif looks == "chosen":
+            second.get_by_role("checkbox").uncheck()
+            page.mouse.move(5, 5)
+            page.locator(".middle h2").focus()
+        elif looks == "focused":
+            page.locator(".middle h2").focus()
+        else:
+            page.mouse.move(5, 5)
+        expect(above).to_be_hidden()
+        eventually_sync(lambda: in_list(page, row(page, "messages", "comes 1.")), "it is seen")
+        deliver(relay, address, mail("the last.", "t"))
+        expect(rows).to_have_count(many + 2)
+        seen = looks != "open"
+        eventually_sync(lambda: in_list(page, row(page, "messages", "the last.")) == seen, "seen")
+        assert visit.console == []
+        assert visit.errors == []
+
+
+def in_list(page: Page, element: Locator) -> bool:
+    """Whether a row is wholly within what is seen of the list."""
+    boxes = [it.bounding_box() for it in (element, page.locator("#messages"))]
+    inner, outer = boxes
+    assert inner is not None
+    assert outer is not None
+    return outer["y"] <= inner["y"] + 0.5 <= outer["y"] + outer["height"] - inner["height"] + 1
+
+
 def test_all_that_match_are_changed_in_one_call(
     relay: RelayProcess, browse: Browse, axe: str
 ) -> None:
@@ -1320,6 +1390,7 @@ def test_mail_that_comes_fast_is_shown_together(relay: RelayProcess, browse: Bro
         visit.page.add_init_script(_HEIGHTS)
         visit.page.route("**/api/v1/messages/events", answer)
         page = signed_in(visit, relay, "mail/all")
+        page.mouse.move(0, 0)  # the button to sign in was where a row is
         expect(row(page, "messages", "flood 999")).to_be_visible()
         assert page.evaluate("window.heights") < 20
         assert visit.errors == []

@@ -3,8 +3,10 @@
 // A row is 36 px (48 under a finger), so that the place of each is known without being measured: it stands there by a
 // transform, and a row that is seen no more is filled anew and moved to where one is wanted, so that
 // nothing else is laid out; the rows are put in order again once the list rests.  Rows come page by
-// page as the end comes near.  What arrives stands on top and slides in; where the list is scrolled, what
-// is being read stays where it is.
+// page as the end comes near.  What arrives stands on top and slides in; but where the list is scrolled, or
+// a row of it is open, chosen, pointed at or has the keyboard's focus, each row stays where it is on
+// the screen: the list is scrolled by as much as came, below the last row if need be, and says how
+// many there are above.  Nobody has to fetch those who only pointed: they slide in when the pointer leaves.
 
 import { clip, copied, dotted, h, say, since, when } from "./dom.js";
 import { t } from "./strings.js";
@@ -13,6 +15,7 @@ const ROW = matchMedia("(pointer:coarse)").matches ? 48 : 36; // px; style.css s
 const ALL = 250; // rows that are all there, so that the browser's own search finds them
 const AROUND = 16; // rows beyond what is seen, above and below
 const SUBJECT = 300; // characters of a subject
+const SPARE = 3; // rows that the list may grow by
 const STEP = 4; // rows that are scrolled before others are made
 const RESTS = 120; // ms without a scroll
 const NARROW = [416, 352]; // px of a list at which its rows show less
@@ -31,9 +34,9 @@ export function senderOf(text) {
 
 export class MessageList {
   // `hrefOf(item)`: where a row leads; `toOf(item)`: whom it came to, where that differs; `more()`: the next page, as {items, next}; `tell(text)`;
-  // `picked()`: other rows are chosen now; without it, none can be.
-  constructor({ label, hrefOf, toOf = () => null, more, tell, picked }) {
-    Object.assign(this, { hrefOf, toOf, fetchMore: more, tell, pickedChanged: picked });
+  // `picked()`: other rows are chosen now; without it, none can be; `told(count)`: so many came above what is seen.
+  constructor({ label, hrefOf, toOf = () => null, more, tell, picked, told }) {
+    Object.assign(this, { hrefOf, toOf, fetchMore: more, tell, pickedChanged: picked, told });
     this.items = [];
     this.known = new Map(); // the same, by id
     this.rows = new Map();
@@ -46,10 +49,13 @@ export class MessageList {
     this.at = -1; // the row that j and k stand on
     this.height = 0; // px that are seen
     this.top = 0; // px that it is scrolled, when it was last seen
+    this.above = 0; // rows that came above those that are seen
     this.element.addEventListener("pointerover", (over) => this.point(over), { passive: true });
+    for (const left of ["pointerleave", "focusout"]) this.element.addEventListener(left, () => this.let());
     this.sized = new ResizeObserver(() => {
       const hid = !this.height;
       this.height = this.element.clientHeight; // kept: to ask while scrolling would lay out all
+      this.stretch();
       if (hid && this.top) this.element.scrollTop = this.top; // nothing that is hidden can be scrolled
       NARROW.forEach((width, at) => this.element.classList.toggle(`narrow-${at}`, this.element.clientWidth <= width));
       this.render();
@@ -61,17 +67,64 @@ export class MessageList {
     return this.items.findIndex((item) => item.id === id);
   }
 
-  // Show these, the first page of a list.
-  start(items, more) {
+  // Whether somebody looks at a row.
+  get looked() {
+    return this.open || this.picked.size || this.body.querySelector(":is(:hover, :focus-within)");
+  }
+
+  // Have these rows; those that are looked at stay where they are.  By how many the list was scrolled.
+  keep(items) {
+    const top = this.height ? this.element.scrollTop : this.top;
+    const first = Math.floor(top / ROW);
+    const seen = top || this.looked ? this.items.slice(first) : [];
+    this.items = items;
+    const places = new Map(items.map(({ id }, at) => [id, at]));
+    const by = (places.get(seen.find(({ id }) => places.has(id))?.id) ?? first) - first;
+    this.top = top + by * ROW;
+    if (by > 0) this.rise(this.above + by);
+    this.stretch();
+    if (by) this.element.scrollTop = this.top;
+    this.render();
+    return by;
+  }
+
+  rise(count) {
+    this.above = count;
+    this.told?.(count);
+  }
+
+  // As high as its rows, or as it takes to scroll those out of sight that came above: also once the
+  // list is higher, for nobody chooses rows any more.
+  stretch() {
+    const tall = Math.max(this.items.length * ROW, this.above && (this.above + SPARE) * ROW + this.height);
+    if (this.tall !== tall) this.body.style.height = `${(this.tall = tall)}px`;
+  }
+
+  // Nobody looks at a row any more, perhaps: what came above comes in.
+  let() {
+    setTimeout(() => {
+      if (!this.above || this.looked || this.top > this.above * ROW) return;
+      for (const { id } of this.items.slice(0, this.above)) this.rows.get(id)?.classList.add("new");
+      this.element.scrollTop = this.top = 0;
+      this.scrolled();
+    });
+  }
+
+  // Show these, the first page of a list; `same`: of that which is shown.
+  start(items, more, same) {
     const on = this.open ?? this.standing?.id;
-    this.items = [...items];
+    if (!same) {
+      this.items = [];
+      this.rise(0);
+    }
     this.known = new Map(items.map((item) => [item.id, item]));
     this.more = more;
-    this.at = this.find(on);
     for (const id of this.picked) if (!this.known.has(id)) this.picked.delete(id);
     for (const [id, row] of this.rows) if (this.known.has(id)) this.fill(row, this.known.get(id));
-    this.element.scrollTop = Math.min(this.element.scrollTop, Math.max(0, (items.length - 1) * ROW));
-    this.render();
+    this.keep([...items]);
+    this.at = this.find(on);
+    if (!this.above) this.element.scrollTop = Math.min(this.element.scrollTop, Math.max(0, (items.length - 1) * ROW));
+    this.states();
     this.scrolled();
   }
 
@@ -84,12 +137,8 @@ export class MessageList {
       this.known.set(item.id, item);
     }
     if (!fresh.length) return;
-    this.items = [...fresh.reverse(), ...this.items];
     if (this.at >= 0) this.at += fresh.length;
-    const scrolled = this.element.scrollTop > 0;
-    this.render();
-    if (scrolled) this.element.scrollTop += ROW * fresh.length;
-    else for (const { id } of fresh) this.rows.get(id)?.classList.add("new");
+    if (!this.keep([...fresh.reverse(), ...this.items])) for (const { id } of fresh) this.rows.get(id)?.classList.add("new");
   }
 
   // Put back what `remove` gave.
@@ -125,13 +174,12 @@ export class MessageList {
     const taken = [];
     this.items.forEach((item, index) => wanted.has(item.id) && taken.push({ item, index }));
     if (!taken.length) return taken;
-    this.items = this.items.filter(({ id }) => !wanted.has(id));
     for (const { item } of taken) {
       this.known.delete(item.id);
       this.picked.delete(item.id);
     }
-    this.at = Math.min(this.at - taken.filter(({ index }) => index < this.at).length, this.items.length - 1);
-    this.render();
+    this.at = Math.min(this.at - taken.filter(({ index }) => index < this.at).length, this.items.length - taken.length - 1);
+    this.keep(this.items.filter(({ id }) => !wanted.has(id)));
     this.states();
     this.scrolled();
     return taken;
@@ -142,6 +190,7 @@ export class MessageList {
     const index = this.find(id);
     if (index >= 0) this.stand(index);
     else this.states();
+    this.let();
   }
 
   states() {
@@ -184,6 +233,7 @@ export class MessageList {
     this.picked.clear();
     this.states();
     this.pickedChanged?.();
+    this.let();
   }
 
   // `top`: how far it is scrolled; `rests`: whether the rows are put in order, too.
@@ -228,7 +278,7 @@ export class MessageList {
     clearTimeout(this.resting);
     if (rests) order();
     else this.resting = setTimeout(order, RESTS);
-    if (this.tall !== count) this.body.style.height = `${(this.tall = count) * ROW}px`;
+    this.stretch();
   }
 
   // The first row there is, of those that are near what is seen.
@@ -257,7 +307,11 @@ export class MessageList {
 
   scrolled() {
     const top = this.element.scrollTop;
-    if (this.height) this.top = top;
+    if (this.height) {
+      this.top = top;
+      if (this.above * ROW > top) this.rise(Math.ceil(top / ROW));
+      this.stretch();
+    }
     if (this.items.length > ALL && this.begin(top) !== this.from) this.render(top, false);
     if (!this.more || this.asking) return;
     if (this.items.length * ROW - this.height - top < AHEAD) this.ask();

@@ -634,7 +634,15 @@ class List {
       more: () => this.nextPage(),
       tell: (text) => say(this.trouble, text),
       picked: at.key === "sent" ? undefined : () => this.showPicked(),
+      told: (count) => {
+        this.above.hidden = !count;
+        say(this.above, t("↑ {0} new", number(count)));
+      },
     });
+    this.above = button("", () => {
+      this.rows.element.scrollTop = 0;
+      this.heading.focus({ preventScroll: true });
+    }, { id: "above", hidden: true });
     this.empty = h("div.empty", { hidden: true });
     this.chosen = h("div.chosen", { role: "group", ariaLabel: t("Chosen messages"), hidden: true });
     const { address, tag } = at;
@@ -642,7 +650,7 @@ class List {
     this.heading = h("h2", { tabindex: "-1" }, address
       ? [h("output", { id: "address", text: address }), " ", copyButton(address, t("the address"))]
       : tag ? h("span", { text: `# ${tag}`, dir: "auto" }) : at.key === "sent" ? t("Sent") : t("All mail"));
-    const said = h("p.small", this.expires, this.stream, this.hits, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
+    const said = h("p.small", this.expires, this.stream, this.hits, this.above, address ? button(t("Delete this inbox"), () => this.removeInbox()) : "");
     mail.middle.append(
       h("div.top",
         h("div.bar", h("a.back", { href: "#/mail", text: t("‹ Inboxes") }), this.heading, address ? "" : said),
@@ -792,7 +800,8 @@ class List {
       this.wrong = "";
       this.next = next;
       for (const item of items) this.mail.rail.note(item.tags);
-      this.rows.start(items, next !== null);
+      this.rows.start(items, next !== null, this.shown === path);
+      this.shown = path;
       this.state();
       await this.resume();
       this.mail.reader.around();

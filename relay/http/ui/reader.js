@@ -11,7 +11,7 @@ import { senderOf } from "./list.js";
 import { recall, retain } from "./secrets.js";
 import { blocks, coloured, fielded, headersOf, rawOf, valuesOf, written } from "./source.js";
 import { showStory } from "./story.js";
-import { inWords, learn, locale, named, spoken, t } from "./strings.js";
+import { learn, locale, named, spoken, t } from "./strings.js";
 
 export const base = (address) => `/api/v1/mailboxes/${part(address)}`;
 
@@ -234,15 +234,24 @@ function worded(text) {
   return h("span", said ? { text: said } : { text, lang: "en" });
 }
 
+// What to change where a check of the sender costs points.
+const MENDS = {
+  SPF: t("SPF does not let in the server that it came from: name that in the record of the domain of its return path."),
+  DKIM: t("No DKIM signature holds: have it signed by a key that its domain publishes."),
+  DMARC: t("DMARC does not pass: publish a policy, and sign as the domain of From, or send from that."),
+};
+
 function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
   const verdicts = Object.entries({ SPF: spf, DKIM: dkim, DMARC: dmarc });
   const said = score >= 9 ? "good" : score >= 6 ? "fair" : "poor";
+  const lost = Object.fromEntries(reasons.map((one) => one.split(" ").slice(0, 2).reverse()));
+  const all = [...Object.entries(MENDS).filter(([id]) => lost[id]).map(([id, what]) => ({ id, what, severity: lost[id] < -1 ? "error" : "warning" })), ...findings];
   return [
     h("p", { class: `score is-${said}` }, h("strong", t("{0} of 10", score.toLocaleString(locale))), " ",
-      findings.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
-    reasons.length ? h("p.small", reasons.map((one) => inWords(one).replace(/^-[\d.]+/, (points) => Number(points).toLocaleString(locale))).join(" · ")) : "",
-    findings.length
-      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => findings.filter((one) => one.severity === kind)).map(({ severity, text }) => h("li", { class: severity }, h("b", named(severity)), " ", worded(text))))
+      all.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
+    all.length
+      ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => all.filter((one) => one.severity === kind)).map(({ id, severity, text, what }) => h("li", { class: severity },
+        h("b", named(severity)), lost[id] ? h("span.small", " ", t("{0} points", Number(lost[id]).toLocaleString(locale))) : "", " ", what ?? worded(text))))
       : "",
     h("dl", verdicts.map(([name, { result, detail }]) => [h("dt", name), h("dd", h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", worded(detail))]).flat()),
   ].filter(Boolean);
