@@ -63,6 +63,8 @@ class Entry(NamedTuple):
     wanted: str | None
     ok: bool | None
     detail: str = ""
+    optional: bool = False
+    """Mail goes without it: to publish what is missing is advice."""
 
 
 class Key(NamedTuple):
@@ -83,6 +85,25 @@ def _entry(
 ) -> Entry:
     shown = "\n".join(in_one_line(one, 4096) for one in found) or None
     return Entry(record, question.name, question.type, shown, wanted, ok, in_one_line(detail))
+
+
+_NOT_PUBLIC = re.compile(
+    r"(?:.*\.)?(localhost|local|internal|invalid|onion|alt|test|home\.arpa)", re.IGNORECASE
+)
+"""Names that the public DNS never has (RFC 6761, 6762, 7686, 8375, 9476, and ICANN's `internal`).
+`example` is for documentation alone, and asked about like any other."""
+
+
+def not_public(domain: str) -> Entry | None:
+    """What there is to say of a domain that cannot publish anything; None of any other."""
+    found = _NOT_PUBLIC.fullmatch(domain)
+    if found is None:
+        return None
+    said = (
+        f"names that end in {found[1].lower()} are not public: there is nothing to publish, and no "
+        "mail comes from or goes to other servers by this name"
+    )
+    return Entry("Domain", domain, "", None, None, None, said)
 
 
 def _unknown(record: str, question: Question, wanted: str | None, answer: Answer) -> Entry:
@@ -408,7 +429,8 @@ def mta_sts(domain: str, new_id: str) -> Asking[Entry]:
         return _entry("MTA-STS", question, records, None, True, "the domain says it has a policy")
     if not records:
         said = "there is none; where it and its policy are, mail to the domain comes by TLS alone"
-    elif len(records) > 1:
+        return _entry("MTA-STS", question, (), wanted, False, said)._replace(optional=True)
+    if len(records) > 1:
         said = f"there are {len(records)} records, so none counts"
     else:
         said = "it has no id= of letters and digits"
@@ -462,7 +484,8 @@ def tls_reports(domain: str) -> Asking[Entry]:
         return _entry("TLS-RPT", question, records, None, True, said)
     if not records:
         said = "there is none; with it, others report where mail to the domain could not use TLS"
-    elif len(records) > 1:
+        return _entry("TLS-RPT", question, (), wanted, False, said)._replace(optional=True)
+    if len(records) > 1:
         said = f"there are {len(records)} records, so none counts"
     else:
         said = "it has no rua= that is mailto: or https:"

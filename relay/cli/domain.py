@@ -57,7 +57,7 @@ def _show(found: list[dict[str, Any]]) -> None:
     output.table(
         ("record", "ok", "name", "why"),
         [
-            (output.line(one["record"]), _SIGNS[one["ok"]], output.line(one["name"]), _why(one))
+            (output.line(one["record"]), _sign(one), output.line(one["name"]), _why(one))
             for one in found
         ],
     )
@@ -65,6 +65,17 @@ def _show(found: list[dict[str, Any]]) -> None:
         if one["wanted"] and not one["ok"]:
             output.say()
             output.say(_to_publish(one))
+
+
+def _sign(one: dict[str, Any]) -> tuple[str, str]:
+    """Whether it will do; what mail goes without is advised, and a name for this machine alone is
+    no mistake.
+    """
+    if not one["type"]:
+        return "not public", "yellow"
+    if one["optional"] and one["ok"] is False:
+        return "advised", "yellow"
+    return _SIGNS[one["ok"]]
 
 
 def _why(one: dict[str, Any]) -> str:

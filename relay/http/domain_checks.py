@@ -75,14 +75,18 @@ class DomainChecks:
         self._timeout = timeout
 
     async def check(self, domain: str) -> list[Entry]:
-        """Return the entries of a domain (`domain_name`), those that matter most first."""
+        """Return the entries of a domain (`domain_name`), those that matter most first; one alone
+        of a name that is not public.
+        """
+        await trio.to_thread.run_sync(_load)
+        from relay.checks import published  # see `_load`
+
+        if (nothing := published.not_public(domain)) is not None:
+            return [nothing]
         known = await self._keys.show(domain)
         keys = [key for key in known.keys if key.state != "retired"] if known else []
         upstreams = [self._upstream, *await self._senders.upstreams_of(domain)]
         addresses = await self._addresses(domain) if DIRECT in upstreams else {}
-        await trio.to_thread.run_sync(_load)
-        from relay.checks import published  # see `_load`
-
         resolver = self._resolver().anew()
         found: dict[int, list[Entry]] = {}
 

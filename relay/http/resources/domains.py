@@ -28,16 +28,25 @@ class PublishedRecord(View):
     """
 
     record: Annotated[
-        str, Field(description="MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT or PTR")
+        str,
+        Field(
+            description="MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT or PTR; Domain "
+            "alone: the name is not public, and nothing was asked"
+        ),
     ]
     name: str
-    type: Annotated[str, Field(description="MX, TXT or PTR; HTTPS: a file at that URL")]
+    type: Annotated[
+        str, Field(description="MX, TXT or PTR; HTTPS: a file at that URL; empty of a Domain")
+    ]
     found: str | None
     wanted: str | None
     ok: Annotated[
         bool | None, Field(description="null: nobody can say, for instance as the DNS failed")
     ]
     detail: Annotated[str, Field(description="why, in a sentence")]
+    optional: Annotated[
+        bool, Field(description="mail goes without it: to publish what is missing is advice")
+    ]
 
 
 def register(api: Api) -> None:

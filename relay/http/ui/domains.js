@@ -56,10 +56,10 @@ export function open(place, page) {
 // What a domain publishes, and what it is to publish, ready to copy.
 function showRecords(place, domain, records) {
   const table = new Table(t("What {0} publishes for its mail", domain), { record: t("Record"), ok: t("Will it do?"), found: t("Found"), wanted: t("To be published"), detail: t("Why") }, { id: "records" });
-  table.show(records, (one) => `${one.record} ${one.name}`, (row, one) => fill(row, [undefined, one.ok === null ? t("nobody can say") : one.ok ? t("yes") : t("no"), undefined, undefined, undefined]), (row, one) => {
+  table.show(records, (one) => `${one.record} ${one.name}`, (row, one) => fill(row, [undefined, !one.type ? t("not public") : one.ok === null ? t("nobody can say") : one.ok ? t("yes") : one.optional ? t("advised") : t("no"), undefined, undefined, undefined]), (row, one) => {
     const text = (value) => (value ?? "").split("\n").flatMap((line, at) => (at ? [h("br"), line] : [line]));
-    row.className = one.ok === null ? "unsaid" : one.ok ? "" : "wrong";
-    row.cells[0].append(one.record, h("br"), h("code.small", one.name));
+    row.className = one.ok === null ? "unsaid" : one.ok ? "" : one.optional ? "advised" : "wrong";
+    row.cells[0].append(one.type ? one.record : t("Domain"), h("br"), h("code.small", one.name));
     for (const at of [2, 3]) row.cells[at].dir = "ltr";
     if (one.found) row.cells[2].append(h("code", text(one.found)));
     if (one.wanted) row.cells[3].append(h("code", text(one.wanted)), " ", copyButton(one.wanted, t("the record")));

@@ -1,5 +1,6 @@
 // German: what the check of a domain says of its records.  JSON, as in strings.de.js.
 export default {
+  "names that end in {0} are not public: there is nothing to publish, and no mail comes from or goes to other servers by this name": "Namen, die auf {0} enden, sind nicht öffentlich: zu veröffentlichen ist nichts, und unter diesem Namen gehen keine Mails von oder zu anderen Servern",
   "aligned by {0}": "im Einklang (alignment) durch {0}",
   "each of its hosts has an address": "jeder ihrer Server hat eine Adresse",
   "it can be used": "er ist brauchbar",

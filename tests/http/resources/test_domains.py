@@ -110,6 +110,7 @@ async def test_a_domain_is_checked(
                 "MTA-STS policy https://mta-sts.shop.example/.well-known/mta-sts.txt": True,
                 "TLS-RPT _smtp._tls.shop.example": False,
             }
+            assert [one["record"] for one in found.values() if one["optional"]] == ["TLS-RPT"]
             # What is wanted is published: the keys in strings, one of them elsewhere.
             rsa, ed25519 = made.keys
             zone[rsa.name, "TXT"] = [in_strings(rsa.record)]
@@ -203,6 +204,16 @@ async def test_where_direct_mail_leaves_from_has_a_name_that_leads_back(
         if ok is False:
             address = ".".join(reversed(name.removesuffix(".in-addr.arpa").split(".")))
             assert f"ip4:{address}" in (spf.wanted or "")
+
+
+@pytest.mark.parametrize("name", ["relay.localhost", "mail.home.arpa", "localhost"])
+async def test_of_a_name_that_is_not_public_nothing_is_asked(house: House, name: str):
+    """It is no mistake that it publishes nothing: nobody could."""
+    answer = await house.client.get(f"/api/v1/domains/{name}/check", headers=house.admin)
+    (only,) = answer.json()
+    assert (only["record"], only["name"], only["type"], only["ok"]) == ("Domain", name, "", None)
+    assert only["wanted"] is None
+    assert "are not public" in only["detail"]
 
 
 @pytest.mark.parametrize(("scopes", "status"), [(("read", "send"), 403), ((), 401)])
