@@ -1,7 +1,7 @@
 """The pages that links in mail lead to: their frame, and what it lets them do.
 
-Promises: no script, one style sheet of the relay's own, no cookie; nothing of another origin, no
-frame, and forms that lead to the relay alone; in the language that the browser asks for.
+Promises: no script, one style sheet and an icon of the relay's own, no cookie; nothing of another
+origin, no frame, and forms that lead to the relay alone; in the language that the browser asks for.
 
 Why `Referrer-Policy: same-origin` and not `no-referrer`, as everywhere else: under that a browser
 says `Origin: null` with its own form, and what has a foreign Origin is refused.
@@ -14,7 +14,7 @@ from quart import Response
 from relay.http.mailed_texts import Text, language, said
 
 POLICY = (
-    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
+    "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
 FORM = "application/x-www-form-urlencoded"
@@ -29,6 +29,7 @@ _PAGE = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="robots" content="noindex">
 <title>{title}</title>
+<link rel="icon" href="ui/icon.svg">
 <link rel="stylesheet" href="ui/style.css">
 </head>
 <body>

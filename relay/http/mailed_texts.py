@@ -37,6 +37,8 @@ UNSUBSCRIBE_ASK = Text(
     "Sollen von diesem Absender keine Newsletter und andere Massenmails mehr kommen? Mail, die nur "
     "für Sie bestimmt ist, etwa Rechnungen, kommt weiterhin.",
 )
+UNSUBSCRIBE_FROM = Text("From", "Von")
+UNSUBSCRIBE_TO = Text("To", "An")
 UNSUBSCRIBED = Text("You are unsubscribed", "Sie sind abgemeldet")
 UNSUBSCRIBED_HINT = Text(
     "This sender sends you no more bulk mail; what is on its way may still arrive.",

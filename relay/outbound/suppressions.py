@@ -172,6 +172,19 @@ class Suppressions:
         )
         return bool(rows[0][0])
 
+    async def sender_of(self, link: Link) -> str | None:
+        """Who sent the message that a link was in; None: the relay has forgotten it."""
+        row = await self._pool.fetch_row(
+            """
+            SELECT c.sender
+            FROM relay.outbound_letters l
+            JOIN relay.outbound_contents c ON c.id = l.content_id
+            WHERE l.id = %s
+            """,
+            (link.message,),
+        )
+        return None if row is None else str(row[0])
+
     async def unsubscribe_recipient(self, message_id: UUID) -> bool:
         """Stop the bulk mail of a message's owner to its recipient; True if that is new."""
         row = await self._pool.fetch_row(

@@ -2,12 +2,14 @@
 
 Promises
   * GET shows a form and changes nothing: scanners and previews open every link.  It is the same
-    form whether or not somebody has unsubscribed by it, and does without the database.
+    form whether or not somebody has unsubscribed by it.
+  * The pages say whose mail to which address is meant, to whoever has a link that this relay made,
+    and to nobody else.  Where the message is forgotten, or the database does not answer soon, they
+    do without the sender.
   * POST with `List-Unsubscribe=One-Click` does it without asking (RFC 8058), as a form or as
     multipart, from whatever origin, without a cookie or a redirection; it answers 200 once that is
     durable, the first time and every other.
   * A link that this relay did not make is 400, and never looked up.
-  * Neither page says whose link it is.
 
 Links are answered whether or not mail gets any now (`RELAY_OUTBOUND__UNSUBSCRIBE`): people keep
 mail.
@@ -16,8 +18,11 @@ mail.
 from __future__ import annotations
 
 import io
+from contextlib import suppress
+from html import escape
 from typing import IO, Annotated
 
+import trio
 from pydantic import Field
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -39,8 +44,11 @@ _MAX_BODY = 4096
 _MOST_FIELDS = 16
 _MULTIPART = "multipart/form-data"
 
+_PATIENCE = 2.0  # s to find out who sent a mail; the pages do without
+
 _ASK = f"""\
 <p>{{ask}}</p>
+{{facts}}
 <form method="post" action="unsubscribe">
 <input type="hidden" name="token" value="{{token}}">
 <input type="hidden" name="{FIELD}" value="{ONE_CLICK}">
@@ -76,7 +84,20 @@ def register(api: Api) -> None:
     )
     async def ask(call: Call) -> Response:
         token = request.args.get("token", "")
-        return _dead() if unsubscribing.link_of(token) is None else _form(token)
+        link = unsubscribing.link_of(token)
+        return _dead() if link is None else _form(token, await facts(link))
+
+    async def facts(link: Link) -> str:
+        """Whose mail to whom a link is about, as HTML."""
+        sender = None
+        with suppress(TemporaryFailure), trio.move_on_after(_PATIENCE):
+            sender = await suppressions.sender_of(link)
+        named = ((texts.UNSUBSCRIBE_FROM, sender), (texts.UNSUBSCRIBE_TO, link.address))
+        return "".join(
+            ["<dl>"]
+            + [f"<dt>{said(name)}</dt><dd>{escape(who)}</dd>" for name, who in named if who]
+            + ["</dl>"]
+        )
 
     operation = Operation(
         "unsubscribe",
@@ -113,15 +134,16 @@ def register(api: Api) -> None:
         if link is None:
             return _dead()
         if fields.get(FIELD.lower(), "").strip().lower() != ONE_CLICK.lower():
-            return _form(token, 400)
+            return _form(token, await facts(link), 400)
         try:
             await api.committed(lambda: _unsubscribe(link))
         except TemporaryFailure as error:
             log.warning("http.unavailable", error=str(error))
-            page = _form(token, 503, f"{alert(texts.TRY_AGAIN)}\n")
+            page = _form(token, await facts(link), 503, f"{alert(texts.TRY_AGAIN)}\n")
             page.headers["Retry-After"] = "2"
             return page
-        return mailed_page(texts.UNSUBSCRIBED, f"<p>{said(texts.UNSUBSCRIBED_HINT)}</p>")
+        hint = f"<p>{said(texts.UNSUBSCRIBED_HINT)}</p>"
+        return mailed_page(texts.UNSUBSCRIBED, f"{hint}\n{await facts(link)}")
 
     async def _unsubscribe(link: Link) -> None:
         if await suppressions.unsubscribe(link):
@@ -158,10 +180,13 @@ def _no_file(
     return io.BytesIO()
 
 
-def _form(token: str, status: int = 200, before: str = "") -> Response:
+def _form(token: str, facts: str, status: int = 200, before: str = "") -> Response:
     """The form of a token that was read: it holds letters, digits, - and _ alone."""
     asked = _ASK.format(
-        ask=said(texts.UNSUBSCRIBE_ASK), token=token, button=said(texts.UNSUBSCRIBE)
+        ask=said(texts.UNSUBSCRIBE_ASK),
+        facts=facts,
+        token=token,
+        button=said(texts.UNSUBSCRIBE),
     )
     return mailed_page(texts.UNSUBSCRIBE, before + asked, status)
 

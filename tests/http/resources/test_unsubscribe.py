@@ -80,7 +80,7 @@ def form(answer: httpx.Response) -> Form:
 
 
 async def test_a_person_is_asked_and_a_look_changes_nothing(house: House):
-    """GET and HEAD; the page neither says whose it is nor whether it was used."""
+    """GET and HEAD; the page says whose mail to whom it is about, and not whether it was used."""
     token = await mailed(house)
     answer = await house.client.get(PAGE, params={"token": token})
     assert answer.status_code == 200
@@ -88,7 +88,8 @@ async def test_a_person_is_asked_and_a_look_changes_nothing(house: House):
     assert page.action == "unsubscribe"
     assert page.fields == {"token": token, "List-Unsubscribe": "One-Click"}
     assert "script" not in page.tags
-    assert ADA not in answer.text
+    assert f"<dd>{ADA}</dd>" in answer.text
+    assert "<dt>From</dt><dd>sender@example.org</dd>" in answer.text
     assert (await house.client.head(PAGE, params={"token": token})).status_code == 200
     assert await unsubscribed(house.pool) == []
     # A browser posts the form to the page's own directory, with its origin.
@@ -97,10 +98,20 @@ async def test_a_person_is_asked_and_a_look_changes_nothing(house: House):
     assert done.status_code == 200
     assert form(done).action is None
     assert "You are unsubscribed" in done.text
-    assert ADA not in done.text
+    assert ADA in done.text
     assert await unsubscribed(house.pool) == DONE
     again = await house.client.get(PAGE, params={"token": token})
     assert (again.status_code, again.content) == (200, answer.content)
+
+
+async def test_a_forgotten_message_is_named_by_its_address_alone(house: House):
+    """Nobody knows any more who sent it; and a link that is not one of ours names nobody."""
+    token = token_of(Link(ADMINISTRATOR_ID, UUID(int=7), "<b>@x.example"), house.keyring)
+    asked = await house.client.get(PAGE, params={"token": token})
+    assert "<dl><dt>To</dt><dd>&lt;b&gt;@x.example</dd></dl>" in asked.text
+    dead = await house.client.get(PAGE, params={"token": token[:-1]})
+    assert dead.status_code == 400
+    assert "x.example" not in dead.text
 
 
 BOUNDARY = "multipart/form-data; boundary=x"
