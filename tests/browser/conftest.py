@@ -119,7 +119,7 @@ def says(element: Locator, script: str) -> Any:
 
 
 _RULES = """async () => {
-    const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
+    const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
     const options = { runOnly: tags, iframes: false };
     const found = await axe.run(document, options);
     return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.html)}`);

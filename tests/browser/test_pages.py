@@ -5,6 +5,7 @@ Screenshots are left in `test-artefacts/`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -698,6 +699,68 @@ def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> No
         assert visit.errors == []
 
 
+_CUT = """
+    self.cuts = [];
+    const real = self.fetch;
+    self.fetch = (url, options = {}) => {
+        const cut = new AbortController();
+        if (String(url).includes("/api/v1/logs")) cuts.push(() => cut.abort());
+        return real(url, { ...options, signal: AbortSignal.any([options.signal, cut.signal].filter(Boolean)) });
+    };
+"""  # noqa: E501 - as a script reads
+
+
+def test_lines_that_came_while_held_outlive_a_new_stream(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """A connection that breaks while the page is held still loses no line, and brings none twice,
+    neither then nor after."""
+    with browse() as visit, relay.http() as api:
+        visit.page.add_init_script(_CUT)
+        page = signed_in(visit, relay, "logs?text=supervision.resume")
+        swap, lines = page.locator("#log-hold"), page.locator("#lines li")
+
+        def turn() -> None:
+            for verb in ("pause", "resume"):
+                api.post(f"/api/v1/supervision/webhooks/{verb}").raise_for_status()
+
+        turn()
+        expect(lines.last).to_contain_text("target=webhooks")
+        count = lines.count()
+        swap.click()
+        turn()
+        expect(swap).to_have_text("go on (1 more)")
+        with page.expect_response("**/api/v1/logs?*"):
+            page.evaluate("cuts.pop()()")
+        turn()
+        expect(swap).to_have_text("go on (2 more)")
+        swap.click()
+        expect(lines).to_have_count(count + 2)
+        with page.expect_response("**/api/v1/logs?*"):
+            page.evaluate("cuts.pop()()")
+        turn()
+        expect(lines).to_have_count(count + 3)
+        assert visit.errors == []
+
+
+def test_a_trace_is_shown_line_by_line(relay: RelayProcess, browse: Browse) -> None:
+    """What the log has in several lines, such as a trace, is shown so, monospaced."""
+    trace = "Traceback:\n  File 'a.py', line 1, in f\nValueError: no"
+    line = {"timestamp": "2026-01-01T00:00:00Z", "level": "error", "event": "actor.failed",
+            "exception": trace}  # fmt: skip
+    with browse() as visit:
+        page = visit.page
+        page.route("**/api/v1/logs?*", lambda it: it.fulfill(body=f"{json.dumps(line)}\n"))
+        signed_in(visit, relay, "logs")
+        shown = page.locator("#lines pre").first
+        expect(shown).to_have_text(trace)
+        box = shown.bounding_box()
+        assert box is not None
+        height = shown.evaluate("it => parseFloat(getComputedStyle(it).lineHeight)")
+        assert 3 * height <= box["height"] < 4 * height
+        assert "mono" in shown.evaluate("it => getComputedStyle(it).fontFamily")
+
+
 def test_the_log_tells_a_messages_story(relay: RelayProcess, browse: Browse, axe: str) -> None:
     """A press of an id shows every line with it, of every actor, and leads to its deliveries."""
     with browse() as visit, relay.http() as api:
@@ -709,6 +772,11 @@ def test_the_log_tells_a_messages_story(relay: RelayProcess, browse: Browse, axe
         expect(page.get_by_label("Actor")).to_have_value("")
         expect(page.get_by_label("Level")).to_have_value("debug")
         expect(page.locator("#lines li").first).to_contain_text(sent)
+        expect(page.locator("#log-story")).to_contain_text("that this node wrote since its start")
+        kept = page.locator("#log-kept li")
+        expect(kept.first).to_contain_text("queued")
+        expect(kept.nth(1)).to_contain_text("Attempt 1")
+        expect(kept.last).to_contain_text("bounced")
         visit.check("log-story", axe)
         page.get_by_role("link", name="Its deliveries").click()
         expect(page.locator("#story dd").first).to_have_text("bounced")

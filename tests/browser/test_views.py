@@ -5,8 +5,10 @@ Screenshots are left in `test-artefacts/`.
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.steps import create_inbox, deliver, mail, node, row, signed_in
@@ -118,3 +120,67 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
         assert visit.console == []
         assert visit.errors == []
         assert visit.foreign(own) == []
+
+
+_ICON = """() => new Promise((done) => {
+    const shown = new Image();
+    shown.onload = () => done(true);
+    shown.onerror = () => done(false);
+    shown.src = document.querySelector("link[rel=icon]").href;
+})"""
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/#/signin", "/docs", "/problems/no-space", "/unsubscribe?token=x", "/activate"]
+)
+def test_every_page_has_an_icon(relay: RelayProcess, browse: Browse, path: str) -> None:
+    """Which its own policy lets the browser load."""
+    with browse() as visit:
+        visit.page.goto(f"{relay.run['http']}{path}")
+        assert visit.page.evaluate(_ICON)
+        assert visit.console == []
+        assert visit.errors == []
+
+
+_FADED = """() => {
+    const strip = document.getElementById("views");
+    const { left, right } = strip.getBoundingClientRect();
+    const fades = [...getComputedStyle(strip).maskImage.matchAll(/([\\d.]+)px/g)].map((one) => +one[1]);
+    const [less, more] = [fades[0], fades[fades.length - 1]];
+    return [...strip.children].filter((link) => {
+        const at = link.getBoundingClientRect();
+        const whole = at.left >= left - 2 && at.right <= right + 2;
+        return whole && (at.left < left + less - 1 || at.right > right - more + 1);
+    }).map((link) => link.textContent);
+}"""  # noqa: E501 - as a script reads
+
+
+def test_no_view_fades_whose_name_is_whole(relay: RelayProcess, browse: Browse) -> None:
+    """On a phone the strip of views fades where a name is cut off, and nowhere else."""
+    with browse("phone") as visit:
+        page = signed_in(visit, relay, "now")
+        strip = page.locator("#views")
+        expect(strip.locator("a").first).to_be_visible()
+        cut = strip.evaluate("it => it.scrollWidth - it.clientWidth")
+        assert cut > 50
+        for at in (0, 20, 60, cut // 2, cut):
+            strip.evaluate("(it, left) => { it.scrollLeft = left; }", at)
+            page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+            assert page.evaluate(_FADED) == [], at
+
+
+def test_the_queue_says_that_it_loads(relay: RelayProcess, browse: Browse) -> None:
+    """Until its first rows come it is no blank."""
+    with browse() as visit:
+        page = signed_in(visit, relay, "now")
+        expect(node(page, "control")).to_contain_text("running")
+        held: list[Route] = []
+        page.route(re.compile(r"/api/v1/outbound\?"), lambda route: held.append(route))
+        visit.to("queue/sent")
+        none = page.locator("#outbound .none")
+        expect(none).to_have_text("Loading…")
+        for route in held:
+            route.continue_()
+        page.unroute(re.compile(r"/api/v1/outbound\?"))
+        expect(none).not_to_have_text("Loading…")
+        assert visit.errors == []

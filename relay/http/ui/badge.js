@@ -9,18 +9,16 @@ const KEPT = "relay.notify";
 const NEWEST = 50; // unread messages that are looked at, for tags and for who wants to be told of them
 const MOST = 1000; // that a badge counts, as GET /api/v1/quota does
 export const LOOK = 15_000; // ms between two looks, whichever view is open
-const ENVELOPE = "M2 5.5h12v7H2zM2 5.5l6 4.5 6-4.5";
+const DOT = '<circle cx="12.5" cy="3.5" r="3.5" fill="#e5342b"/></svg>';
 
-let [shown, count] = ["Relay", null];
+let [shown, count, plain] = ["Relay", null, null];
 
-function icon(unread) {
-  const dot = unread ? '<circle cx="12.5" cy="3.5" r="3.5" fill="#e5342b"/>' : "";
-  const drawn = encodeURIComponent(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="4" fill="#1a5fd0"/><path d="${ENVELOPE}" fill="none" stroke="#fff" stroke-width="1.3"/>${dot}</svg>`);
-  return `data:image/svg+xml,${drawn}`;
+// The icon, with a dot while something is unread.
+async function draw() {
+  const link = document.querySelector("link[rel=icon]");
+  plain ??= await (await fetch(link.href)).text();
+  link.href = `data:image/svg+xml,${encodeURIComponent(count ? plain.replace("</svg>", DOT) : plain)}`;
 }
-
-const draw = () => (document.querySelector("link[rel=icon]").href = icon(count));
-draw();
 
 function show() {
   document.title = count ? `(${count}) ${shown}` : shown;
@@ -34,7 +32,7 @@ export function titled(title) {
 export function unread(number) {
   if (String(number || "") === String(count ?? "")) return;
   count = number || null;
-  draw();
+  draw().catch(() => {}); // at the next count, then
   show();
 }
 

@@ -4,9 +4,9 @@
 // of every actor.  What is asked for stands in the address:
 //   #/logs?actor=NAME&level=LEVEL&text=WORDS        a word may be FIELD=VALUE
 
-import { ask, keepUp, linesIn, query } from "./calls.js";
+import { ask, get, keepUp, linesIn, query } from "./calls.js";
 import { asText, button, dotted, filled, h, input, labelled, narrowing, number, problem, say, section } from "./dom.js";
-import { t } from "./strings.js";
+import { named, t } from "./strings.js";
 
 export const title = t("Logs");
 export const scope = "admin";
@@ -37,7 +37,7 @@ export function open(place, page) {
   const trouble = problem();
   const list = h("ol.lines", { id: "lines", tabindex: "0", ariaLabel: t("Log lines, newest last"), onclick: (pressed) => press(pressed.target) });
   const count = h("p.facts", { id: "line-count" }); // not read out: it never rests
-  const story = h("p", { id: "log-story", hidden: true });
+  const story = h("div", { id: "log-story", hidden: true });
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
   const form = narrowing("log-filter", () => start(),
     labelled(t("Actor"), input("actor", { placeholder: t("any"), spellcheck: false })), labelled(t("Level"), level), labelled(t("Text or message id"), input("text", { type: "search", placeholder: t("words, or event=relay.ready"), spellcheck: false })));
@@ -48,7 +48,8 @@ export function open(place, page) {
   let lost = 0;
   let held = false;
   let due = false;
-  let anew = false; // the relay tells from the beginning again
+  let anew = false; // another search is told
+  let told = new Set(); // of the lines of this one, what the relay may tell again, with a new stream
   let following = null;
 
   function hold(wanted) {
@@ -87,6 +88,8 @@ export function open(place, page) {
     const [actor, text] = [values.actor.trim(), values.text.trim()];
     history.replaceState(null, "", `#/logs${query({ actor, level: values.level === "info" ? "" : values.level, text })}`);
     waiting = [];
+    told = new Set();
+    anew = true;
     lost = 0;
     held = false; // what is asked for now is to be seen
     say(swap, t("hold still"));
@@ -94,14 +97,15 @@ export function open(place, page) {
     const meant = selection(text);
     keepUp(signal, async () => {
       const response = await ask(`logs${query({ actor, level: values.level, follow: 1 })}`, { signal });
-      anew = true; // not before: in an outage the last lines are what one looks for
-      waiting = [];
       say(trouble, "");
       show();
       for await (const lines of linesIn(response)) {
         for (const said of lines) {
-          const line = said && parsed(said);
-          if (line && meant(line, said)) waiting.push(line);
+          const line = said && !told.has(said) && parsed(said);
+          if (!line || !meant(line, said)) continue;
+          waiting.push(line);
+          if (line.timestamp) told.add(said);
+          if (told.size > KEPT) told.delete(told.values().next().value);
         }
         const most = held ? KEPT : MOST;
         if (waiting.length > most) lost += waiting.splice(0, waiting.length - most).length;
@@ -117,10 +121,16 @@ export function open(place, page) {
   function tell(id) {
     story.hidden = !id;
     if (!id) return;
-    const also = h("span");
-    story.replaceChildren(t("Every line with {0}.", id), " ", also, " ", button(t("All lines"), () => want({ text: "", level: "info" })));
+    story.replaceChildren(t("Lines with {0} that this node wrote since its start.", id), " ", button(t("All lines"), () => want({ text: "", level: "info" })));
     const { signal } = following;
-    ask(`outbound/${id}`, { signal }).then(() => also.append(h("a", { href: `#/queue/${id}`, text: t("Its deliveries, attempt by attempt") })), () => {}); // no message of the queue
+    // No message of the queue has none.
+    Promise.all(["", "/events"].map((what) => get(`outbound/${id}${what}`, { signal }))).then(([message, events]) => story.append(
+      h("p", t("The database keeps of it:"), " ", h("a", { href: `#/queue/${id}`, text: t("Its deliveries, attempt by attempt") })),
+      h("ol.lines", { id: "log-kept" }, [
+        { timestamp: message.created_at, event: named("queued") },
+        ...events.map(({ at, phase, attempt, code, peer, reply, error }) => ({ timestamp: at, level: code < 400 && code ? "info" : "warning", actor: t("Attempt {0}", attempt), event: phase, ...(code && { code }), ...(peer && { peer }), said: error ?? reply ?? "" })),
+        { timestamp: message.sent_at, event: named(message.status) },
+      ].map(lineOf)))).catch(() => {});
   }
 
   function want(values) {
@@ -169,6 +179,7 @@ function lineOf(line) {
   const rest = Object.entries(line).filter(([name, value]) => !KNOWN.has(name) && !(name === "incarnation" && value === 1)).flatMap(([name, value]) =>
     Array.isArray(value) && value.some((one) => ID.test(one))
       ? [` ${name}=`, ...value.flatMap((one) => [part("span", name, asText(one)), " "])]
+      : String(value).includes("\n") ? [` ${name}=`, h("pre", value)] // a trace
       : [" ", part("span", name, asText(value), `${name}=${asText(value)}`)]);
   return h("li", { class: line.level, lang: "en" }, h("time", { text: clockOf(line.timestamp), title: line.timestamp }), " ", part("b", "level", line.level ?? ""), " ", part("span", "actor", line.actor ?? ""), " ", part("strong", "event", line.event), ...rest);
 }
