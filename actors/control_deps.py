@@ -168,6 +168,7 @@ def control_deps(
             collector_report=partial(report, pool, budget),
             wake_outbound=wake_outbound or serving.announce,
             destinations=destinations,
+            limits_of=lambda domains: traffic.limits_of(domains, trio.current_time()),
             private_webhooks=settings.webhooks.allow_private,
             devices=devices,
             ready_checks=(

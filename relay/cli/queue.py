@@ -236,11 +236,15 @@ def destinations(data_dir: Path, as_json: bool) -> None:
 @click.option(
     "--route", metavar="R", help="Only mail that leaves by this upstream; default: the relay's own."
 )
+@click.option("--recipient", metavar="ADDRESS", help="Only mail to this address.")
+@click.option("--tag", metavar="T", help="Only mail with this tag.")
+@click.option(
+    "--priority", type=click.Choice(["high", "normal", "bulk"]), help="Only of this priority."
+)
 @options.data_dir
 @options.as_json
-def flush(domain: str | None, route: str | None, data_dir: Path, as_json: bool) -> None:
+def flush(data_dir: Path, as_json: bool, **wanted: str | None) -> None:
     """Try deferred mail now; pauses of routes and destinations end."""
-    wanted = {"domain": domain, "route": route}
     answer = Api.find(data_dir).call("POST", "/api/v1/queue/flush", params=wanted)
     if as_json:
         output.document(answer.json())

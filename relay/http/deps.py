@@ -62,6 +62,7 @@ from relay.webhooks.store import Webhooks
 
 if TYPE_CHECKING:
     from relay.checks.verdict import Verdict  # which takes a while to load
+    from relay.outbound.shaping import Limits as Given
 
 
 class Process(Protocol):
@@ -269,6 +270,7 @@ class Deps:
     collector_report: Callable[[], Awaitable[Report]]
     wake_outbound: WakeOutbound
     destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
+    limits_of: Callable[[Collection[str]], Mapping[str, Given]] = lambda _: {}  # of destinations
     private_webhooks: bool = False  # whether a URL may name a private address
     devices: DeviceInbox | None = None  # the device inbox, where this process has one
     ready_checks: Sequence[ReadyCheck] = ()

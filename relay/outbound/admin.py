@@ -32,7 +32,7 @@ Error texts here are redacted when stored; recipient and subject are for the own
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -377,15 +377,20 @@ class QueueAdmin:
     async def _change(self, statement: str, ids: list[UUID]) -> int:
         return len(await self._pool.fetch(statement, {"ids": ids}, timeout=_FLUSH_TIMEOUT))
 
-    async def flush(self, domain: str | None = None, route: str | None = None) -> int:
+    async def flush(
+        self, domain: str | None = None, route: str | None = None, *, wanted: Wanted = ALL
+    ) -> int:
         """Make deferred messages due now, and end the pauses of routes and destinations.
 
         Only those to `domain`, only those that leave by `route` (the upstream of their sender, as
-        `GET /queue/destinations` names it; `default`: the relay's own).  What was not tried yet
-        waits for its time.  What receivers have asked for ends, too, but of none other than the
-        domain's, and of none but the one that is named so.  Returns how many there were; all nodes
-        are told.
+        `GET /queue/destinations` names it; `default`: the relay's own), only those that `wanted`
+        fits, of which the state says nothing here.  What was not tried yet waits for its time.
+        What receivers have asked for ends, too, but of none other than the domain's (or the
+        recipient's), and of none but the one that is named so.  Returns how many there were; all
+        nodes are told.
         """
+        domain = domain or wanted.domain
+        values = _deferred(domain, route, wanted)
         flushed = 0
         while True:
             rows = await self._pool.fetch(
@@ -400,23 +405,27 @@ class QueueAdmin:
                 ))
                 RETURNING d.id
                 """,  # noqa: S608 - a constant of this module
-                {**_deferred(domain, route), "limit": FLUSHED_AT_ONCE},
+                {**values, "limit": FLUSHED_AT_ONCE},
                 timeout=_FLUSH_TIMEOUT,
             )
             flushed += len(rows)
             if len(rows) < FLUSHED_AT_ONCE:
                 break
+        if domain is None and wanted.recipient is not None:
+            domain = wanted.recipient.rpartition("@")[2]
         domain = None if domain is None else domain.lower()
         names = () if domain is None else self._receivers_of(domain)
         await self._shaping.let_go(domain=domain, route=route, names=names)
         await announce(self._pool, FLUSH)
         return flushed
 
-    async def count_deferred(self, domain: str | None = None, route: str | None = None) -> int:
+    async def count_deferred(
+        self, domain: str | None = None, route: str | None = None, *, wanted: Wanted = ALL
+    ) -> int:
         """How many messages `flush` would make due now."""
         count: int = await self._pool.fetch_value(
             f"SELECT count(*) {_DEFERRED}",
-            _deferred(domain, route),
+            _deferred(domain or wanted.domain, route, wanted),
             timeout=_FLUSH_TIMEOUT,
         )
         return count
@@ -791,7 +800,7 @@ def _counts(of_all: bool) -> str:
 
 _COUNTS = {of_all: _counts(of_all) for of_all in (True, False)}
 
-_DEFERRED = """
+_DEFERRED = f"""
     FROM relay.outbound_due p
     JOIN relay.outbound_letters l ON l.id = p.id
     WHERE p.node IS NULL
@@ -799,7 +808,7 @@ _DEFERRED = """
       AND isfinite(p.run_at)
       AND p.run_at > clock_timestamp()
       AND p.attempt > 0
-      AND (%(domain)s::text IS NULL OR l.domain = %(domain)s)
+      AND {_OF_LETTER}
       AND (%(route)s::text IS NULL OR %(route)s = COALESCE(
             (SELECT s.upstream
              FROM relay.outbound_contents c
@@ -807,12 +816,12 @@ _DEFERRED = """
                ON s.owner = l.owner AND s.address = lower(c.sender)
              WHERE c.id = l.content_id),
             'default'))
-    """
+    """  # noqa: S608 - a constant of this module
 
 
-def _deferred(domain: str | None, route: str | None) -> dict[str, Any]:
+def _deferred(domain: str | None, route: str | None, wanted: Wanted) -> dict[str, Any]:
     """The parameters of `_DEFERRED`."""
-    return {"domain": None if domain is None else domain.lower(), "route": route}
+    return {**replace(wanted, domain=domain).values, "route": route}
 
 
 # What the statements of `_BY_HAND` test again.

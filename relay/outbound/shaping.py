@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from relay.addresses import canonical_domain
 from relay.errors import ConfigError
@@ -107,6 +107,13 @@ class Rate(NamedTuple):
     burst: float
 
 
+Given = TypeVar("Given", int, Rate)
+
+
+def _least(one: Given | None, other: Given | None) -> Given | None:
+    return min((each for each in (one, other) if each is not None), default=None)
+
+
 class Limits(NamedTuple):
     """What a receiver is given; None: no limit of its own."""
 
@@ -116,6 +123,14 @@ class Limits(NamedTuple):
     """On one connection."""
     rate: Rate | None = None
     """Of all nodes together."""
+
+    def least(self, other: Limits) -> Limits:
+        """Of both, whatever is less; no limit is more than any."""
+        return Limits(
+            _least(self.connections, other.connections),
+            _least(self.messages, other.messages),
+            _least(self.rate, other.rate),
+        )
 
     def slowed(self, factor: float) -> Limits:
         """These, while so much of them is left."""

@@ -163,6 +163,17 @@ class Traffic:
         limits = self.limits(receiver, now)
         return limits.connections, limits.messages
 
+    def limits_of(self, domains: Collection[str], now: float) -> dict[str, Limits]:
+        """What each of these domains is given now, the least of its receivers' (it has one for each
+        source); only those that this node delivers to directly have any.
+        """
+        found: dict[str, Limits] = {}
+        for (domain, _), (receiver, _) in self._seen.items():
+            if domain in domains:
+                given = self.limits(receiver, now)
+                found[domain] = given.least(found.get(domain, given))
+        return found
+
     @property
     def limits_rates(self) -> bool:
         """Whether the rules have a rate for anybody."""

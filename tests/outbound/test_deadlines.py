@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from relay.db.pool import Pool
-from relay.outbound.admin import QueueAdmin
+from relay.outbound.admin import QueueAdmin, Wanted
 from relay.outbound.states import Cause, State
 from tests.outbound.node import Node, put, status
 from tests.outbound.running import running_outbound
@@ -168,7 +168,11 @@ async def test_a_flush_makes_deferred_mail_due_by_domain_and_by_route(node: Node
     assert await admin.flush(route="smtps://up:465") == 1
     assert [message.id for message in await node.claim()] == [own]
     assert await admin.flush(route="smtps://other:465") == 0
-    assert await admin.flush(route="default") == 1
+    for other in (Wanted(tag="no"), Wanted(priority="bulk"), Wanted(recipient="a@y.example")):
+        assert await admin.count_deferred(wanted=other) == await admin.flush(wanted=other) == 0
+    meant = Wanted(recipient="B@Y.example", priority="normal")
+    assert await admin.count_deferred(route="default", wanted=meant) == 1
+    assert await admin.flush(route="default", wanted=meant) == 1
     assert [message.id for message in await node.claim()] == [two.id]
     assert await admin.flush() == 0
 

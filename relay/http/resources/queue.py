@@ -14,7 +14,7 @@ again.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from quart import Response
@@ -30,6 +30,8 @@ from relay.http.operations import (
     json_response,
 )
 from relay.http.routing import Api
+from relay.outbound.admin import Traffic, Wanted
+from relay.outbound.shaping import Limits
 
 
 class QueueState(View):
@@ -60,6 +62,20 @@ class FlushQuery(Query):
             "default: the relay's own",
         ),
     ] = None
+    recipient: Annotated[
+        str | None, Field(max_length=1000, description="only to this address, whatever its case")
+    ] = None
+    priority: Annotated[
+        Literal["high", "normal", "bulk"] | None, Field(description="only of this priority")
+    ] = None
+    tag: Annotated[str | None, Field(max_length=255, description="only with this tag")] = None
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which messages are meant, but for the route."""
+        return Wanted(
+            domain=self.domain, recipient=self.recipient, priority=self.priority, tag=self.tag
+        )
 
 
 class Deferred(View):
@@ -84,13 +100,19 @@ class Destination(View):
 
 
 class DomainTraffic(View):
-    """A destination: what is unfinished, and what finished in the last hour, by status."""
+    """A destination: what is unfinished, what finished in the last hour, by status, and its limits.
+
+    The limits are in force on this node now, by the traffic rules and by what the receiver has
+    asked for; null: it has none.
+    """
 
     domain: str
     unfinished: int
     sent: int
     failed: int
     bounced: int
+    most_per_minute: Annotated[float | None, Field(description="messages, of all nodes together")]
+    most_connections: Annotated[int | None, Field(description="at once, of one node")]
 
 
 def register(api: Api) -> None:
@@ -128,7 +150,9 @@ def register(api: Api) -> None:
         ),
     )
     async def traffic(call: Call) -> Response:
-        return json_response([asdict(one) for one in await admin.traffic()])
+        found = await admin.traffic()
+        limits = api.deps.limits_of({one.domain for one in found})
+        return json_response([_with(one, limits.get(one.domain, Limits())) for one in found])
 
     @api.add(
         "GET",
@@ -191,8 +215,9 @@ def register(api: Api) -> None:
         ),
     )
     async def deferred(call: Call) -> Response:
-        wanted: FlushQuery = call.query
-        return json_response({"count": await admin.count_deferred(wanted.domain, wanted.route)})
+        query: FlushQuery = call.query
+        count = await admin.count_deferred(route=query.route, wanted=query.wanted)
+        return json_response({"count": count})
 
     @api.add(
         "POST",
@@ -210,6 +235,15 @@ def register(api: Api) -> None:
         ),
     )
     async def flush(call: Call) -> Response:
-        wanted: FlushQuery = call.query
-        count = await api.committed(lambda: admin.flush(wanted.domain, wanted.route))
+        query: FlushQuery = call.query
+        count = await api.committed(lambda: admin.flush(route=query.route, wanted=query.wanted))
         return json_response({"count": count})
+
+
+def _with(one: Traffic, limits: Limits) -> dict[str, Any]:
+    rate = None if limits.rate is None else round(60 * limits.rate.rate, 3)
+    return {
+        **asdict(one),
+        "most_per_minute": rate,
+        "most_connections": limits.connections,
+    }

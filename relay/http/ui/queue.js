@@ -59,12 +59,12 @@ async function actOnAll({ get }, verb, wanted, about, done) {
   } });
 }
 
-// Deferred mail to a destination, by a route, or all of it; as above.
-async function flush({ get }, { domain, route }, done) {
-  const path = `queue/flush${query({ domain, route })}`;
+// Deferred mail of a filter (a destination, a route …), or all of it; as above.
+async function flush({ get }, wanted, done) {
+  const path = `queue/flush${query(wanted)}`;
   const { count } = await get(path);
   if (!count) return done(t("No deferred mail is meant."));
-  asking({ title: t("Try {0} now?", messages(count)), says: [domain, route, t("Deferred mail becomes due, and pauses of routes and destinations end.")].filter(Boolean).join(". "), does: t("Try now"),
+  asking({ title: t("Try {0} now?", messages(count)), says: [...Object.values(wanted), t("Deferred mail becomes due, and pauses of routes and destinations end.")].filter(Boolean).join(". "), does: t("Try now"),
     act: async () => done(t("{0} due now.", messages((await send("POST", path)).count))) });
 }
 
@@ -156,14 +156,17 @@ class Queue {
       this.element.dataset.state = key;
       this.rows.clear();
       this.list.replaceChildren();
-      this.none.hidden = this.first.hidden = true;
+      this.none.hidden = key === "failures";
+      say(this.none, t("Loading…"));
+      this.first.hidden = true;
       this.scroller.scrollTop = 0;
       this.failures.element.hidden = key !== "failures";
       this.filter.hidden = this.list.hidden = this.pages.element.hidden = key === "failures";
       say(this.heading, LISTS[key]);
       say(this.done, "");
       this.acts.hidden = true; // until there is something
-      this.acts.replaceChildren(...(ACTS[key] ?? []).map((verb) => button(OF_ALL[verb], doing(this.trouble, () => this.actOnAll(verb)))));
+      this.acts.replaceChildren(...(ACTS[key] ?? []).map((verb) => button(OF_ALL[verb], doing(this.trouble, () => this.actOnAll(verb)))),
+        ...(key === "queued" && this.page.may("admin") ? [button(t("try deferred now"), doing(this.trouble, () => flush(this.page, filled(this.filter), (text) => this.did(text))))] : []));
       this.refresh();
     }
     const whole = name === "overview";
@@ -205,10 +208,12 @@ class Queue {
 
   actOnAll(verb) {
     const { recipient, domain, tag, priority } = this.wanted;
-    return actOnAll(this.page, verb, this.wanted, [LISTS[this.key], recipient, domain, tag, priority && named(priority)], (text) => {
-      say(this.done, text);
-      return this.refresh();
-    });
+    return actOnAll(this.page, verb, this.wanted, [LISTS[this.key], recipient, domain, tag, priority && named(priority)], (text) => this.did(text));
+  }
+
+  did(text) {
+    say(this.done, text);
+    return this.refresh();
   }
 
   async load() {
@@ -366,6 +371,7 @@ function makeState(page) {
       fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${number(count)}${at === 1 ? pace : ""}`))]);
       const reason = one.reason && inWords(one.reason);
       const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
+      gate.push(one.most_per_minute && t("at most {0}/min", one.most_per_minute), one.most_connections && t("{0} connections at most", one.most_connections));
       say(row.cells[0].lastChild, dotted(gate));
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
     }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div.small")));

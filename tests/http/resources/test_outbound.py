@@ -5,6 +5,7 @@ import functools
 import json
 import socket
 from base64 import b64encode
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,9 +24,11 @@ from relay.http.operations import MAX_BODY
 from relay.keyring import Keyring
 from relay.outbound.render import mail_of
 from relay.outbound.senders import Senders
+from relay.outbound.shaping import Limits, parse
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
 from relay.outbound.suppressions import Suppressions
+from relay.outbound.traffic import SLOWED, Learned, Receiver, Traffic
 from relay.webhooks.kinds import KINDS
 from relay.webhooks.store import Webhooks
 from tests.http.conftest import SMALL, House, open_house
@@ -832,6 +835,27 @@ async def test_the_traffic_of_destinations_is_counted(house: House) -> None:
     (left,) = (await get(house, "queue/traffic")).json()
     assert (left["unfinished"], left["sent"], left["bounced"]) == (1, 0, 0)
     assert (await get(house, "queue/traffic", await house.key("send"))).status_code == 403
+
+
+async def test_the_limits_of_destinations_are_told(database_url: str, pool: Pool) -> None:
+    """Those that the rules give and a receiver has asked for, the least of its receivers'."""
+    rules = parse("[default]\nrate = '60/m'\nconnections = 8\n", "rules")
+    traffic = Traffic(lambda: rules)
+    traffic.meets("one.example", Receiver("mx:one"), 0.0)
+    traffic.meets("one.example", Receiver("mx:one", "other"), 0.0)
+    slowed = Learned(Receiver("mx:one"), SLOWED, 100.0, 0.25, "one.example", "451 no")
+    traffic.take_over([slowed], 1.0)
+
+    def limits(domains: Collection[str]) -> Mapping[str, Limits]:
+        return traffic.limits_of(domains, 1.0)
+
+    async with open_house(database_url, pool, limits_of=limits) as house:
+        for to in ("a@one.example", "c@two.example"):
+            await queued(house, to=[to])
+        found = {one["domain"]: one for one in (await get(house, "queue/traffic")).json()}
+    told = [found["one.example"][name] for name in ("most_per_minute", "most_connections")]
+    assert told == [15.0, 2]
+    assert found["two.example"]["most_per_minute"] is None
 
 
 async def test_all_that_a_filter_means_is_counted_and_changed_at_once(house: House) -> None:
