@@ -23,6 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench import kept
+
 BENCHES = (
     "db",
     "ingest",
@@ -105,7 +107,7 @@ def show(console: Console, bench: dict[str, Any]) -> int:
     missed = 0
     for ratio, entry in bench["ratios"].items():
         low, high = entry.get("required"), entry.get("at_most")
-        good = (low is None or entry["value"] >= low) and (high is None or entry["value"] <= high)
+        good = kept(entry)
         missed += not good
         bound = f"at least {low}" if low is not None else f"at most {high}"
         aim = f", aim {entry['aim']}" if entry.get("aim") else ""
