@@ -37,7 +37,14 @@ import trio
 from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
 
 from tests.browser.conftest import ARGUMENTS, SIZES, Visit
-from tests.browser.steps import commands, create_inbox, signed_in
+from tests.browser.steps import (
+    commands,
+    create_inbox,
+    deliver,
+    mail,
+    signed_in,
+    unsubscribing,
+)
 from tests.dns.server import DnsServer
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
@@ -315,6 +322,10 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "restart": ("now", _restart),
         "letters": ("accounts", lambda page: page.locator("#accounts summary").first.click()),
         "domain-check": ("domains", _domain),
+        "domain-local": ("domains", lambda page: page.locator("#domains td button").last.click()),
+        "try-deferred": ("queue/queued", partial(_press, "try deferred now")),
+        "unsubscribe": (unsubscribing(relay, bounced, "nobody@relay.localhost"), None),
+        "comes-above": (at("Invoice"), partial(_comes, relay)),
         "revoke": ("keys", partial(_press, "revoke")),
         "settings-found": ("settings?q=retention", None),
     }
@@ -358,6 +369,11 @@ def _checks(page: Page) -> None:
 
 def _link(page: Page) -> None:
     page.frame_locator("#message-html").get_by_role("link", name="See it").click()
+
+
+def _comes(relay: RelayProcess, page: Page) -> None:
+    expect(page.locator("#message-subject")).to_be_visible()
+    deliver(relay, "grace@customer.example", *(mail(f"Order {n}", "It is paid.") for n in (1, 2)))
 
 
 def _choose(page: Page) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import smtplib
 from email import policy
 from email.message import EmailMessage
+from uuid import UUID
 
 from playwright.sync_api import Locator, Page, expect
 
+from relay.access.owners import ADMINISTRATOR_ID
+from relay.outbound.unsubscribing import Link, Unsubscribing
 from tests.browser.conftest import Visit
 from tests.relay_process import RelayProcess
 
@@ -77,3 +80,16 @@ def commands(page: Page, name: str) -> Locator:
 def row(page: Page, table: str, text: str) -> Locator:
     """The row of a table or list that holds a text."""
     return page.locator(f"#{table} :is(tbody tr, li)").filter(has_text=text)
+
+
+def signing_key(relay: RelayProcess) -> bytes:
+    """The key that the links of a relay's mail are signed with."""
+    text = (relay.data_dir / "secret_key").read_text()
+    return bytes.fromhex(text.partition(",")[0].strip())
+
+
+def unsubscribing(relay: RelayProcess, message: str, to: str) -> str:
+    """The path of the link in the administrator's bulk mail."""
+    base = relay.run["http"]
+    links = Unsubscribing(base, lambda: (signing_key(relay),))
+    return links.url_of(Link(ADMINISTRATOR_ID, UUID(message), to)).removeprefix(base)

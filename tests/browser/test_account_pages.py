@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from relay.lifecycle.tokens import Action, sign
 from tests.browser.conftest import TIMEOUT, Browse
+from tests.browser.steps import signing_key, unsubscribing
 from tests.http.resources.test_unsubscribe import english
 from tests.relay_process import RelayProcess
 
@@ -17,7 +18,6 @@ expect.set_options(timeout=TIMEOUT)
 
 def made(relay: RelayProcess, login: str, *, active: bool) -> tuple[str, str]:
     """Make an account, with a recovery if it is active; return its link's token and its code."""
-    key = bytes.fromhex((relay.data_dir / "secret_key").read_text().partition(",")[0].strip())
     with psycopg.connect(relay.run["database_url"], autocommit=True) as sql:
         sql.execute(
             "INSERT INTO relay.accounts (email, login, status) VALUES (%s, %s, %s)",
@@ -33,7 +33,7 @@ def made(relay: RelayProcess, login: str, *, active: bool) -> tuple[str, str]:
             (login,),
         ).fetchone()
     assert row is not None
-    return sign(key, Action[row[0].upper()], row[1], row[2]), row[2]
+    return sign(signing_key(relay), Action[row[0].upper()], row[1], row[2]), row[2]
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
@@ -110,4 +110,32 @@ def test_who_reads_german_recovers_in_german(relay: RelayProcess, browse: Browse
         page.get_by_role("button", name="Neuen Link zusenden").click()
         expect(page.get_by_role("heading")).to_have_text("Eine neue Mail")
         assert english(page.content()) == []
+        assert visit.errors == []
+
+
+@pytest.mark.parametrize(
+    ("locale", "button", "done"),
+    [
+        ("en-GB", "Unsubscribe", "You are unsubscribed"),
+        ("de-DE", "Abmelden", "Sie sind abgemeldet"),
+    ],
+)
+def test_bulk_mail_is_ended_by_one_click(
+    relay: RelayProcess, browse: Browse, axe: str, locale: str, button: str, done: str
+) -> None:
+    """The page says whose mail to whom is meant, in the browser's language, and ends it."""
+    to = f"{locale}@customer.example".lower()
+    letter = {"from": "news@relay.localhost", "to": [to], "subject": "s", "text": "t",
+              "priority": "bulk"}  # fmt: skip
+    with browse(locale=locale) as visit, relay.http() as api:
+        sent = api.post("/api/v1/messages/send", json=letter).raise_for_status().json()
+        page = visit.page
+        path = unsubscribing(relay, sent["messages"][0]["id"], to)
+        page.goto(f"{relay.run['http']}{path}")
+        expect(page.locator("dd")).to_have_text(["news@relay.localhost", to])
+        visit.check(f"unsubscribe-{locale}", axe)
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(done)
+        assert [one["address"] for one in api.get("/api/v1/suppressions").json()].count(to) == 1
+        assert visit.console == []
         assert visit.errors == []

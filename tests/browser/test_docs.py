@@ -103,3 +103,21 @@ def test_styles_say_the_same_as_in_the_tree(relay: RelayProcess, browse: Browse)
             rules = page.evaluate(read, path.read_text("utf-8"))
             assert len(rules) > 10
             assert page.evaluate(read, served(path).decode()) == rules
+
+
+def test_no_button_stands_over_a_program(relay: RelayProcess, browse: Browse) -> None:
+    """On a phone the button that copies is above the lines, which have the whole width."""
+    with browse("phone") as visit:
+        page = visit.page
+        page.goto(f"{relay.run['http']}/docs#waitForMessage")
+        block = page.locator("#waitForMessage .snippet-code").first
+        program, copies = (
+            block.locator("pre").bounding_box(),
+            block.locator("button").bounding_box(),
+        )
+        whole = block.bounding_box()
+        assert program is not None
+        assert copies is not None
+        assert whole is not None
+        assert copies["y"] + copies["height"] <= program["y"]
+        assert program["width"] >= whole["width"] - 3

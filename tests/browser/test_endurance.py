@@ -291,7 +291,8 @@ def test_charts_outlive_a_restart(own: RelayProcess, browse: Browse) -> None:
 
 
 def test_nothing_goes_on_in_a_view_that_was_left(own: RelayProcess, browse: Browse) -> None:
-    """After a tour of the views only the health is asked for, and how much mail is unread."""
+    """After a tour of the views only the health is asked for, and how much mail is unread, which
+    the icon shows."""
     with browse() as visit:
         visit.page.clock.install()
         page = signed_in(visit, own, "now")
@@ -305,7 +306,7 @@ def test_nothing_goes_on_in_a_view_that_was_left(own: RelayProcess, browse: Brow
         page.evaluate("fetch('/healthz')")
         asked = {url.removeprefix(own.run["http"]) for url in visit.requests}
         assert "/healthz" in asked
-        unread = {"/api/v1/messages?q=is%3Aunread&limit=50", "/api/v1/quota"}
+        unread = {"/api/v1/messages?q=is%3Aunread&limit=50", "/api/v1/quota", "/ui/icon.svg"}
         assert asked <= {"/healthz", "/readyz", "/api/v1/session"} | unread
 
 

@@ -18,6 +18,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.steps import deliver, mail, row, signed_in
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser
@@ -124,6 +125,16 @@ def test_a_destination_whose_gate_is_shut_says_why_and_is_tried_again_after_a_qu
         page.get_by_role("button", name="Try it now").click()
         asking.get_by_role("button", name="Try now").click()
         expect(page.get_by_text("1 message due now.")).to_be_visible()
+        eventually_sync(
+            lambda: api.get("/api/v1/queue/flush?recipient=X@down.example").json()["count"],
+            "it was tried, and waits again",
+        )
+        visit.to("queue/queued?recipient=x%40down.example")
+        done = page.locator(".queue .top [role=status]")
+        page.get_by_role("button", name="try deferred now").click()
+        expect(asking).to_contain_text("x@down.example")
+        asking.get_by_role("button", name="Try now").click()
+        expect(done).to_have_text("1 message due now.")
         assert visit.errors == []
 
 

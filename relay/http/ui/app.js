@@ -92,15 +92,14 @@ function open() {
 // Who --------------------------------------------------------------------------------------------
 
 const views = byId("views");
-const FADE = 12; // px: what there is between two links
 // What is cut off fades, and nothing else does.
 const more = () => {
   const { left, right } = views.getBoundingClientRect();
   const fade = { less: 0, more: 0 };
   for (const link of views.children) {
     const at = link.getBoundingClientRect();
-    if (at.left < left - 2) fade.less = Math.max(FADE, at.right - left);
-    else if (at.right > right + 2) fade.more ||= Math.max(FADE, right - at.left);
+    if (at.left < left - 2) fade.less = Math.max(0, at.right - left);
+    else if (at.right > right + 2) fade.more ||= Math.max(0, right - at.left);
   }
   for (const end in fade) views.style.setProperty(`--${end}`, `${fade[end]}px`);
 };

@@ -128,8 +128,8 @@ export function open(place, page) {
       h("p", t("The database keeps of it:"), " ", h("a", { href: `#/queue/${id}`, text: t("Its deliveries, attempt by attempt") })),
       h("ol.lines", { id: "log-kept" }, [
         { timestamp: message.created_at, event: named("queued") },
-        ...events.map(({ at, phase, attempt, code, peer, reply, error }) => ({ timestamp: at, level: code < 400 && code ? "info" : "warning", actor: t("Attempt {0}", attempt), event: phase, ...(code && { code }), ...(peer && { peer }), said: error ?? reply ?? "" })),
-        { timestamp: message.sent_at, event: named(message.status) },
+        ...events.map(({ at, phase, attempt, code, peer, reply, error }) => ({ timestamp: at, level: code < 400 && code ? "info" : "warning", actor: t("Attempt {0}", attempt), event: phase, ...(code && { code }), ...(peer && { peer }), ...((error ?? reply) && { said: error ?? reply }) })),
+        ...(message.status === "queued" ? [] : [{ timestamp: message.sent_at ?? events.at(-1)?.at, event: named(message.status) }]),
       ].map(lineOf)))).catch(() => {});
   }
 

@@ -251,7 +251,7 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
       all.length ? t("What to change, the worst first:") : t("Nothing to mend.")),
     all.length
       ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => all.filter((one) => one.severity === kind)).map(({ id, severity, text, what }) => h("li", { class: severity },
-        h("b", named(severity)), lost[id] ? h("span.small", " ", t("{0} points", Number(lost[id]).toLocaleString(locale))) : "", " ", what ?? worded(text))))
+        h("b", named(severity)), lost[id] ? h("span.small", " ", t("{0} of 10", Number(lost[id]).toLocaleString(locale))) : "", " ", what ?? worded(text))))
       : "",
     h("dl", verdicts.map(([name, { result, detail }]) => [h("dt", name), h("dd", h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", worded(detail))]).flat()),
   ].filter(Boolean);

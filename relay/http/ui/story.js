@@ -95,7 +95,7 @@ const failed = (one) => one.code === null || one.code >= 400;
 function sentOf(path, { id, recipient }, page) {
   const opened = h("details", { id: "story-sent", ontoggle: () => {
     if (opened.open && !opened.querySelector("pre")) opened.append(rawOf(`${path}/raw`, "story-raw", page.signal));
-  } }, h("summary", recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, without its signatures")));
+  } }, h("summary", recipient === null ? t("Another owner's mail, byte for byte: open it only with a reason") : t("As it is sent, but for signatures and return path")));
   opened.dataset.of = id;
   opened.open = recipient !== null && matchMedia(WIDE).matches;
   return opened;
