@@ -32,8 +32,8 @@ def check(domain: str, data_dir: Path, as_json: bool) -> None:
 
     What is missing or wrong is followed by what to publish, as a line of a zone file. Ends with 1
     if a record is missing or wrong, with 69 if the DNS did not answer about one; MTA-STS and
-    TLS-RPT are advice and do not count, nor does a PTR that nobody here can ask for. Of a name that is not public
-    nothing is asked.
+    TLS-RPT are advice and do not count, nor does a PTR that nobody here can ask for. Of a name that
+    is not public nothing is asked.
     """
     with output.working(f"asking about {output.line(domain)}"):
         found = Api.find(data_dir).call("GET", f"/api/v1/domains/{segment(domain)}/check").json()
