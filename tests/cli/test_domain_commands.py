@@ -42,6 +42,10 @@ async def test_the_exit_code_says_whether_mail_can_leave(
             command = partial(cli, *arguments, "--data-dir", relay.data_dir)
             return await trio.to_thread.run_sync(command)
 
+        local = await run("domain", "check", "relay.localhost")
+        assert local.returncode == 0
+        assert b"not public" in local.stdout
+        assert b"MX" not in local.stdout
         made = json.loads((await run("dkim", "create", "shop.example")).stdout)
         failed = await run("domain", "check", "shop.example")
         assert failed.returncode == 1
