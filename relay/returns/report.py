@@ -107,24 +107,28 @@ def read(raw: bytes) -> Report:
     if not parts:
         return NOTHING
     top = parts[0].fields
+    found = _standard(parts)
+    if not found.kind:
+        wrapped = next((part for part in parts if part.kind == "message/rfc822"), None)
+        if wrapped is not None and _REPORT.search(wrapped.body[:_HEADER]):
+            # A gateway, or whoever passed it on, has put the report into a mail of its own.
+            found = _standard(list(_parts(wrapped.body, _DEPTH, budget)))
+    if found.kind:
+        return found
+    for part in parts[1:]:
+        if "x-hmxmroriginalrecipient" in part.fields:
+            return Report(COMPLAINT, (), "abuse", tuple(_return_paths(parts)))
+    return _and_by_library(_from_text(top, parts), top, raw)
+
+
+def _standard(parts: Sequence[_Part]) -> Report:
+    """Read a report by RFC 5965 or RFC 3464."""
     feedback = next((part for part in parts if part.kind == "message/feedback-report"), None)
     if feedback is not None:
         return _complaint(_block(feedback.text()), parts)
     notices = [part for part in parts if part.kind in _NOTICES]
     recipients = [one for part in notices for one in _recipients(part.text())]
-    if not recipients:
-        wrapped = next((part for part in parts if part.kind == "message/rfc822"), None)
-        if wrapped is not None and _REPORT.search(wrapped.body[:_HEADER]):
-            # A gateway has put the report into a mail of its own.
-            inner = list(_parts(wrapped.body, _DEPTH, budget))
-            notices = [part for part in inner if part.kind in _NOTICES]
-            recipients = [one for part in notices for one in _recipients(part.text())]
-    if recipients:
-        return Report(DSN, tuple(recipients[:_RECIPIENTS]))
-    for part in parts[1:]:
-        if "x-hmxmroriginalrecipient" in part.fields:
-            return Report(COMPLAINT, (), "abuse", tuple(_return_paths(parts)))
-    return _and_by_library(_from_text(top, parts), top, raw)
+    return Report(DSN, tuple(recipients[:_RECIPIENTS])) if recipients else NOTHING
 
 
 _REPORT = re.compile(rb"^content-type:\s*multipart/report\b", re.IGNORECASE | re.MULTILINE)
@@ -278,7 +282,10 @@ def _return_paths(parts: Sequence[_Part], *more: str) -> list[str]:
     return list(dict.fromkeys(found))[:10]
 
 
-_PATHS = ("return-path", "x-original-mail-from", "x-envelope-from", "sender", "errors-to")
+_PATHS = (
+    *("return-path", "x-return-path", "x-original-return-path", "x-original-mail-from"),
+    *("x-envelope-from", "x-envelope-sender", "x-mailfrom", "sender", "errors-to"),
+)
 
 
 # Texts -------------------------------------------------------------------------------------------

@@ -247,6 +247,67 @@ COMPLAINTS = [
     for kind in ("not-spam", "auth-failure", "virus", "other", "miscategorized")
 ]
 
+_RETURNED = f"From: Shop <shop@shop.example>\nTo: <{RECIPIENT}>\nSubject: Your order\n"
+_FEEDBACK = "Feedback-Type: abuse\nUser-Agent: x/1\nVersion: 1\n"
+
+
+def _passed_on(raw: bytes) -> bytes:
+    """A mail as an attachment of another."""
+    inner = raw.decode().replace("\r", "")
+    return mail(
+        "--=_o\nContent-Type: text/plain\n\nSee below.\n--=_o\n"
+        f"Content-Type: message/rfc822\n\n{inner}\n--=_o--\n",
+        *("Subject: Fwd: abuse", "X-Loop: fbl"),
+        kind='multipart/mixed; boundary="=_o"',
+        sender="Abuse desk <abuse@shop.example>",
+    )
+
+
+def _complained(*parts: str, kind: str = "multipart/report; report-type=feedback-report") -> bytes:
+    """A complaint of these parts."""
+    body = "".join(f"--=_c\nContent-Type: {part}\n\n" for part in parts)
+    return mail(
+        f"{body}--=_c--\n", "Subject: x", kind=f'{kind}; boundary="=_c"', sender="fbl@isp.example"
+    )
+
+
+COMPLAINT_FORMS = {
+    "the path in the returned header alone": _complained(
+        f"message/feedback-report\n\n{_FEEDBACK}",
+        f"text/rfc822-headers\n\nReturn-Path: <{PATH}>\n{_RETURNED}",
+    ),
+    "the path without brackets": _complained(
+        f"message/feedback-report\n\n{_FEEDBACK}Original-Mail-From: {PATH}\n",
+        f"message/rfc822\n\n{_RETURNED}\nx\n",
+    ),
+    "the path in a field of a gateway": _complained(
+        f"message/feedback-report\n\n{_FEEDBACK}",
+        f"message/rfc822\n\nX-Envelope-Sender: <{PATH}>\n{_RETURNED}\nx\n",
+    ),
+    "in base64": _complained(
+        "message/feedback-report\nContent-Transfer-Encoding: base64\n\n"
+        + base64.b64encode(f"{_FEEDBACK}Original-Mail-From: <{PATH}>\n".encode()).decode(),
+        f"message/rfc822\n\n{_RETURNED}\nx\n",
+    ),
+    "not said to be a report": _complained(
+        f"message/feedback-report\n\n{_FEEDBACK}Original-Mail-From: <{PATH}>\n",
+        f"message/rfc822\n\n{_RETURNED}\nx\n",
+        kind="multipart/mixed",
+    ),
+    "the fields in another order, and folded": _complained(
+        f"message/feedback-report\n\nOriginal-Mail-From:\n\t<{PATH}>\nVersion: 1\n"
+        "feedback-type:\n Abuse\n",
+        f"message/rfc822\n\n{_RETURNED}\nx\n",
+    ),
+    "passed on by an abuse desk": _passed_on(arf("abuse")),
+    "Outlook.com, which sends the mail itself": _complained(
+        f"message/rfc822\n\nX-HmXmrOriginalRecipient: {RECIPIENT}\nReturn-Path: {PATH}\n"
+        f"{_RETURNED}\nx\n",
+        kind="multipart/mixed",
+    ),
+}
+"""Complaints that name our return path each in its way."""
+
 _COPY = "\n\n--- Below this line is a copy of the message.\n\nReturn-Path: <b@c.example>\n"
 
 TEXTS = [

@@ -14,7 +14,7 @@ import pytest
 from relay.returns import law
 from relay.returns.law import Kind, finding
 from relay.returns.report import COMPLAINT, DSN, Recipient, Report, read
-from tests.returns.samples import PATH, RECIPIENT, SAMPLES, Sample, report, status
+from tests.returns.samples import COMPLAINT_FORMS, PATH, RECIPIENT, SAMPLES, Sample, report, status
 
 CORPUS = Path(__file__).parent / "corpus"
 REAL: dict[str, dict[str, Any]] = json.loads((CORPUS / "index.json").read_text())
@@ -123,6 +123,14 @@ def test_the_picture_of_the_law_names_its_figures():
     assert law.__doc__ is not None
     assert f"{law.FULL_MOST}" == "3"
     assert "third time in `FULL_WITHIN`" in law.__doc__
+
+
+@pytest.mark.parametrize("name", COMPLAINT_FORMS)
+def test_complaints_come_in_many_forms(name: str):
+    """Each is one, and says what mail it is about."""
+    found = read(COMPLAINT_FORMS[name])
+    assert (found.kind, found.feedback) == (COMPLAINT, "abuse")
+    assert PATH in found.paths
 
 
 def nested(depth: int) -> bytes:
