@@ -92,6 +92,7 @@ docs: setup
 
 soak: setup
 	$(PYTEST) -m soak --timeout=3600
+	$(BIN)/python -m simulation.many --seeds 500
 
 # All packages, into dist/: the same bytes from the same commit.
 dist: setup

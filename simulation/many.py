@@ -1,8 +1,9 @@
 """Many seeds, two at a time: `python -m simulation.many`, which is `make simulate`.
 
 Each has a core of its own: a simulation and its server take turns, and on one core a turn passes
-from one to the other at once.  Shows how far it is, and every seed that broke a promise with what
-to run to see it again.  Ends with 1 if there was one; the last line is JSON.
+from one to the other at once.  Shows how far it is, and of every seed that broke a promise the page
+that is left once its faults are made as few and as plain as there is time for (`shrink`).  Ends
+with 1 if there was one; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ def main() -> int:
     parser.add_argument("--days", default=str(1 / 24))
     parser.add_argument("--nodes", default="3")
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--shrink", default="600", help="seconds for a seed that broke a promise")
     options = parser.parse_args()
     seeds = range(options.first, options.first + options.seeds)
     more = ["--days", options.days, "--nodes", options.nodes]
@@ -40,7 +43,7 @@ def main() -> int:
         options.at_once, initializer=lambda: os.sched_setaffinity(0, {cores.get()})
     ) as places:
         running: dict[Future[subprocess.CompletedProcess[str]], int] = {
-            places.submit(_run, seed, more): seed for seed in seeds
+            places.submit(_run, seed, more, options.shrink): seed for seed in seeds
         }
         for number, done in enumerate(as_completed(running), 1):
             result = done.result()
@@ -55,9 +58,23 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _run(seed: int, more: list[str]) -> subprocess.CompletedProcess[str]:
+_FEWER = "with fewer faults: python -m "
+"""What comes before the command that shrinks a plan, in what a simulation says."""
+
+
+def _run(seed: int, more: list[str], shrink: str) -> subprocess.CompletedProcess[str]:
+    result = _python("simulation", str(seed), *more)
+    for line in result.stdout.splitlines():
+        if line.startswith(_FEWER):
+            smaller = _python(*shlex.split(line.removeprefix(_FEWER)), "--seconds", shrink)
+            _, _, page = smaller.stdout.partition("\n\n")
+            result.stdout = page or result.stdout
+    return result
+
+
+def _python(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603 - ourselves
-        [sys.executable, "-m", "simulation", str(seed), *more],
+        [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 

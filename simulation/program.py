@@ -15,8 +15,11 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 _MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private directory in it
 _ROOM = 2 << 30  # bytes
+_BAR = 40
+_SAY_EVERY = 0.5  # real seconds
 _GARBAGE = (20_000, 50, 50)  # objects, and how often the youngest until the next are looked at
 
 
@@ -63,15 +68,17 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    seconds = options.days * 86_400
     try:
-        outcome = run(
-            place,
-            directory,
-            seconds=options.days * 86_400,
-            nodes=options.nodes,
-            kinds=options.faults,
-            faults=options.plan,
-        )
+        with _progress(world, seconds):
+            outcome = run(
+                place,
+                directory,
+                seconds=seconds,
+                nodes=options.nodes,
+                kinds=options.faults,
+                faults=options.plan,
+            )
         world.close()
         if outcome.violations:
             _show(outcome, options, trace)
@@ -95,6 +102,36 @@ def main() -> int:
         )
     )
     return 1 if outcome.violations else 0
+
+
+@contextlib.contextmanager
+def _progress(world: World, seconds: float) -> Iterator[None]:
+    """Say on a terminal how far it is, from a thread: the world must not notice."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over, began = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not over.wait(_SAY_EVERY):
+            now = world.now()
+            full = int(_BAR * min(now / seconds, 1.0))
+            where = "coming to rest" if now > seconds else f"{now / 3600:.1f} h"
+            sys.stderr.write(
+                f"\r\033[K[{'#' * full}{' ' * (_BAR - full)}] {where} of {seconds / 3600:.1f} h,"
+                f" {world.events} events, {time.monotonic() - began:.0f} s"
+            )
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
 
 
 def _show(outcome: Outcome, options: argparse.Namespace, trace: Path) -> None:

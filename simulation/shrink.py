@@ -2,8 +2,8 @@
 
 Leaves out ever smaller parts of the plan for as long as some promise is still broken (delta
 debugging), then makes each fault that is left plainer and shorter, and shows the page of what is
-left.  Each try is a run of its own; the seed stays, so all but the faults is what it was, as far as
-the faults did not change it.
+left, or of what there is by then when its time is over (`--seconds`).  Each try is a run of its
+own; the seed stays, so all but the faults is what it was, as far as the faults did not change it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 from simulation.faults import KINDS, Fault, read, written
 
@@ -65,12 +67,16 @@ def main() -> int:
     parser.add_argument("--nodes", default="3")
     parser.add_argument("--faults", default=",".join(KINDS))
     parser.add_argument("--plan", type=read, required=True)
+    parser.add_argument("--seconds", type=float, default=inf, help="when to stop trying")
     options = parser.parse_args()
+    ends = time.monotonic() + options.seconds
     more = ["--days", options.days, "--nodes", options.nodes, "--faults", options.faults]
     shown = ""
 
     def breaks(faults: Sequence[Fault]) -> bool:
         nonlocal shown
+        if time.monotonic() > ends:
+            return False
         done = subprocess.run(  # noqa: S603 - ourselves
             [sys.executable, "-m", "simulation", options.seed, *more, "--plan", written(faults)],
             capture_output=True, text=True, check=False,
@@ -81,6 +87,7 @@ def main() -> int:
             shown = done.stdout
         return broken
 
+    breaks(options.plan)
     simplify(shrink(options.plan, breaks), breaks)
     print(f"\n{shown}" if shown else "no promise is broken")
     return 0

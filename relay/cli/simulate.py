@@ -41,8 +41,8 @@ def _faults(_: click.Context, __: click.Parameter, value: str) -> str:
     "--days",
     metavar="D",
     type=click.FloatRange(min=0, min_open=True, max=30),
-    default=1 / 24,
-    help="Virtual days with work and faults; an hour when left out.",
+    default=1.0,
+    help="Virtual days with work and faults; one when left out, and 0.042 are an hour.",
 )
 @click.option(
     "--nodes",
@@ -69,7 +69,7 @@ def _faults(_: click.Context, __: click.Parameter, value: str) -> str:
 def simulate(
     seed: int, days: float, nodes: int, faults: str, plan: str | None, trace: Path | None
 ) -> None:
-    """Live through hours of several relays, simulated, and judge their promises.
+    """Live through a day of several relays, simulated, and judge their promises.
 
     Clocks, chance and network are simulated, and so are faults, by the seed: the same seed is the
     same run. Ends with 0 if every promise was kept, with 1 if one was broken; the last line of the
