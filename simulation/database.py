@@ -74,6 +74,7 @@ _GOOD = {pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_
 _PATIENCE = 30.0  # real seconds after which a server that says nothing is a fault of the simulation
 _LOOK = 2  # real ms; a statement that takes longer may be waiting for a lock
 _PEEK = 65_536  # bytes of an answer that are looked at
+_PEEK_ALL = 1 << 20  # more than a socket holds
 _READY = b"Z\0\0\0\5"  # ReadyForQuery, but for the transaction's status, its last byte
 _NOTIFIES = b"application_name\0notified "
 _PANIC = b"VPANIC\0"  # of an ErrorResponse, its severity
@@ -311,6 +312,14 @@ class _Site:
             )
         return {pid for (pid,) in rows} - self.cancelled
 
+    def sends(self, pid: int) -> bool:
+        """Whether a backend cannot go on before more of its answer is read."""
+        return bool(
+            self.query(
+                "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'ClientWrite'", [pid]
+            )
+        )
+
     def heard(self) -> int:
         """Return the bytes of all notifications since the last time."""
         self._exec(b"")
@@ -512,10 +521,12 @@ class Database:
         site = self._where[conn]
         until = time.monotonic() + _PATIENCE
         while answered:
-            data = _peek(fileno)
+            data = _peek(fileno, _PEEK_ALL)
             if _PANIC in data or not data:
                 break
-            if data[-6:-1] == _READY:
+            if data[-6:-1] == _READY or (
+                len(data) >= _PEEK and site.sends(conn.pgconn.backend_pid)
+            ):
                 answered = False
             elif time.monotonic() > until:
                 raise Stuck(f"backend {conn.pgconn.backend_pid} does not end its answer")
@@ -920,12 +931,12 @@ def _await_hangup(fileno: int) -> None:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_peeked = ctypes.create_string_buffer(_PEEK)
+_peeked = ctypes.create_string_buffer(_PEEK_ALL)
 
 
-def _peek(fileno: int) -> bytes:
+def _peek(fileno: int, most: int = _PEEK) -> bytes:
     """What is in a socket, without taking it; nothing where it has failed."""
-    size = _libc.recv(fileno, _peeked, _PEEK, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    size = _libc.recv(fileno, _peeked, most, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return ctypes.string_at(_peeked, size) if size > 0 else b""
 
 

@@ -30,11 +30,13 @@ KINDS = (
 
 _EVERY = 60.0  # busy seconds between two faults on average
 _IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
-_SPEAKERS = ("", "client", "program", "pusher", "device", "upstream", "hooks", "person")
+_SPEAKERS = (
+    "", "client", "program", "submitter", "pusher", "device", "upstream", "hooks", "person",
+)  # fmt: skip
 """Who speaks to the relay, and who has just got something from it."""
 _ACTORS = (
-    "claimer", "collector", "control", "device_store", "devices", "sender", "summariser",
-    "ticker", "webhooks", "writer",
+    "claimer", "collector", "control", "device_store", "devices", "sender", "submission",
+    "summariser", "ticker", "webhooks", "writer",
 )  # fmt: skip
 """Those that say something to the database that would matter if it was cut off there."""
 _LASTS = {
@@ -61,6 +63,13 @@ BESIDE = "beside"
 FROZEN = "frozen"
 """Of a database: it is stopped, and goes on where it was; else it is killed."""
 _FROZEN_LASTS = 5.0  # as long, in proportion: beyond a lease at times
+OVERTAKEN = "overtaken"
+"""Of a freeze: it begins with an answer of a server under way, and ends when another node is about
+to hand over the same mail; after `lasts` at the latest."""
+_OVERTAKEN_LASTS = 150.0
+HALF_OPEN = "half-open"
+"""Of a cut: neither end hears of it, and nothing passes any more."""
+_UNHEARD = 100.0  # seconds after which both ends have given up
 LOG = "log"
 """Of a disk: what fails is a write of the log, at a commit of `whose`; else it is full."""
 _LOG_LASTS = 0.2  # as long, in proportion
@@ -77,7 +86,8 @@ class Fault:
     lasts: float = 0.0
     size: float = 0.0
     """Of a clock's step, in seconds; of a cut, the share of connections; of a failover, the seconds
-    for which the standby is away before."""
+    for which the standby is away before; of a freeze, those for which it lasts on once the node is
+    overtaken."""
     amid: float = 0.0
     """Seconds after the node, or any, is next spoken to (0: at once): most of the time there is
     nothing to break."""
@@ -91,9 +101,14 @@ class Fault:
 
 
 def plan(
-    rng: random.Random, kinds: Sequence[str], nodes: Sequence[str], began: float, ends: float
+    rng: random.Random,
+    kinds: Sequence[str],
+    nodes: Sequence[str],
+    others: Sequence[str],
+    began: float,
+    ends: float,
 ) -> list[Fault]:
-    """Return faults between two instants, in order."""
+    """Return faults between two instants, in order.  `others`: hosts around the nodes."""
     faults: list[Fault] = []
     at = began
     while kinds:
@@ -107,11 +122,15 @@ def plan(
         lasts = round(low + (high - low) * rng.random() ** 2, 3)
         other, size = "", 0.0
         if kind == "partition":
-            other = rng.choice([HOST, HOST, "upstream"])
+            other = rng.choice((HOST, rng.choice(list(others))))
         elif kind == "clock":
             size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
         elif kind == "cut":
             size = rng.choice((0.2, 1.0))
+            other = rng.choice(("", HALF_OPEN))
+            lasts = _UNHEARD if other else 0.0
+        elif kind == "freeze" and rng.random() < 0.4:
+            other, lasts, size = OVERTAKEN, _OVERTAKEN_LASTS, round(rng.choice((0, 0.003)), 3)
         elif kind == "failover":
             other = rng.choice(("", "", BESIDE))
             size = round(rng.choice((0.0, 1.0)) * _AWAY * rng.random(), 3)
@@ -128,7 +147,12 @@ def plan(
             lasts = round(lasts * (_LOG_LASTS if other == LOG else 1.0), 3)
         if kind in {"kill", "freeze", "partition", "cut", "database", "stall", "failover"}:
             how = rng.random()
-            if how < 0.35:
+            if other == OVERTAKEN:
+                size = round(size * rng.random(), 6)
+                whose, amid = "upstream", round(0.0002 + 0.002 * rng.random(), 6)
+                if rng.random() < 0.7:  # while outcomes wait for those before them
+                    whose, answers = "sender", rng.randint(1, 2)
+            elif how < 0.35:
                 whose = rng.choice(_SPEAKERS)
                 amid = round(rng.choice((0.002, 0.01, 0.03)) * (0.01 + rng.random()), 6)
             elif how < 0.8:
@@ -184,8 +208,10 @@ class Injector:
 
     async def _do(self, fault: Fault) -> None:
         if fault.after_bytes:
-            with trio.move_on_after(_IDLE):
-                await self._network.cut_after(fault.node, fault.after_bytes)
+            with trio.move_on_after(_IDLE) as idle:
+                silent = fault.other == HALF_OPEN
+                await self._network.cut_after(fault.node, fault.after_bytes, silent=silent)
+            if not idle.cancelled_caught:
                 await self._strike(fault)
         elif fault.kind not in _SERVERS:
             await self._strike(fault)
@@ -232,7 +258,12 @@ class Injector:
         name = self._nodes[fault.node].name
         self._frozen.add(name)
         self._freezes[name] += 1
-        await trio.sleep(fault.lasts)
+        if fault.other == OVERTAKEN:
+            with trio.move_on_after(fault.lasts):
+                await self._around.wait_overtaken(fault.node)
+            await trio.sleep(fault.size)
+        else:
+            await trio.sleep(fault.lasts)
         self._freezes[name] -= 1
         if not self._freezes[name]:
             self._frozen.discard(name)
@@ -244,8 +275,8 @@ class Injector:
 
     async def _do_cut(self, fault: Fault) -> None:
         if not fault.after_bytes:  # else it is done
-            self._network.cut([fault.node], fault.size)
-        await trio.lowlevel.checkpoint()
+            self._network.cut([fault.node], fault.size, silent=fault.other == HALF_OPEN)
+        await trio.sleep(fault.lasts)
 
     async def _do_database(self, fault: Fault) -> None:
         if fault.other == FROZEN:

@@ -7,9 +7,12 @@ Whoever stands outside the relay writes here: a client that was told 250, a prog
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from simulation.database import HOST
+from simulation.node import SERVERS
 
 
 class Answer(StrEnum):
@@ -56,8 +59,20 @@ class Copy:
     told: bool = True
     node: str = ""
     """Who brought it."""
+    plain: bool = True
+    """Whether the server did nothing odd on that connection, and was quick."""
     letter: str = ""
     """Its Message-ID: of a message the same each time."""
+
+
+@dataclass
+class Refusal:
+    """A server's refusal for good, of mail for somebody."""
+
+    recipient: str
+    at: float
+    node: str
+    """To whom it was said."""
 
 
 @dataclass
@@ -80,7 +95,7 @@ class Trouble:
     node: str = ""
     """Whom it was at; "": everybody."""
     other: str = ""
-    """Of a partition: the other side."""
+    """Of a partition: the other side; of others, how they are done."""
 
     def at_work(self, began: float, ended: float) -> bool:
         """Whether it was, at any time between two instants."""
@@ -91,17 +106,22 @@ _LEASE_AND_COMMIT = 75.0  # seconds
 _HELD = 160.0  # seconds for which what was sent may be under way: the longest fault
 
 
+def _keeps_mail(trouble: Trouble) -> bool:
+    """Whether a trouble keeps its node from delivering mail, or from putting down what it did."""
+    if trouble.kind == "partition":
+        return trouble.other in {HOST, *SERVERS}
+    return trouble.kind in {"kill", "freeze", "cut"}
+
+
 def _spans(
     trouble: Trouble, first: Copy, second: Copy, until: float
 ) -> Iterator[tuple[float, float]]:
     """Yield the times at which a trouble would excuse the second copy."""
-    match trouble.kind:
-        case "kill" | "freeze" | "partition" | "cut" if trouble.node == first.node:
+    if _keeps_mail(trouble):
+        if trouble.node == first.node:
             yield first.at - 1.0, until
-        case "peer":
-            yield first.at - _LEASE_AND_COMMIT, first.at + 1.0
-    if trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
-        yield second.at - _HELD, second.at
+        if trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
+            yield second.at - _HELD, second.at
     # Who delivers it has it in hand while it waits for the database, as long as its lease lasts.
     if (
         trouble.kind in {"database", "stall", "failover", "disk"}
@@ -127,6 +147,9 @@ class History:
     recoveries: dict[str, list[Answer]] = field(default_factory=dict)
     """By address: what was said to those who asked for a letter."""
     copies: list[Copy] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    submitters: dict[str, str] = field(default_factory=dict)
+    """Of messages that were submitted, by marker: who is told if they end badly."""
     blobs: dict[str, Blob] = field(default_factory=dict)
     received: dict[str, list[float]] = field(default_factory=dict)
     """Blobs that their device got, by marker: when."""
@@ -149,11 +172,28 @@ class History:
         A database that is away for less than a lease is no excuse: an outcome waits for it.
         """
         until = min(second.at, first.at + _LEASE_AND_COMMIT)
-        return not first.told or any(
+        return not (first.told and first.plain) or any(
             each.at_work(*span)
             for each in self.troubles
             for span in _spans(each, first, second, until)
         )
+
+    def refused(self, recipient: str) -> bool:
+        """Whether a server has refused mail for somebody for good."""
+        return any(each.recipient == recipient for each in self.refusals)
+
+    def overruled(self, copies: Iterable[Copy], recipient: str) -> Copy | None:
+        """Return a copy that whoever delivered last brought, and was told is taken, before nothing
+        kept them from putting that down; None: there is none.
+
+        Whoever was refused before had lost the message to them: what they were told counts no more.
+        """
+        said = max((each.at for each in self.refusals if each.recipient == recipient), default=0.0)
+        for copy in copies:
+            again = Copy(copy.marker, recipient, copy.at + _LEASE_AND_COMMIT, node=copy.node)
+            if copy.at > said and not self.excused(copy, again):
+                return copy
+        return None
 
     def troubled(self, began: float, ended: float, but: Container[str] = ()) -> bool:
         """Whether a fault was at work at any time between two instants, but for some kinds."""

@@ -8,17 +8,23 @@ to rest (`unsettled`), then at the database, the mail that came out and what dev
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
 from simulation.database import Database
 from simulation.history import Answer, Copy, History
+from simulation.network import Network
 from simulation.world import EPOCH
 
 _ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"
 _HAS_WAITED = 9.0  # seconds, of ten
+_REFUSED = {"bounced", "failed"}
 _MOMENT = 3.0  # seconds that are no matter of order
 _LOCKED = 160.0  # seconds for which who was stopped may have kept a token locked
+
+GIVEN_UP_AFTER = 900.0
+"""Virtual seconds after which a node has closed each connection whose peer vanished."""
 
 SETTLES_WITHIN = 3600.0
 """Virtual seconds, without faults, after which everything has come to rest."""
@@ -61,12 +67,21 @@ def violations(database: Database, history: History, now: float, rate: float | N
         *_mail(database, history, now),
         *_expiry(database, history),
         *_outbound(database, history),
+        *_reports(database, history),
         *_accounts(database, history),
         *_tokens(database, history),
         *_budget(database, rate),
         *_blobs(history),
         *_told(history, now),
         *history.late,
+    ]
+
+
+def half_open(network: Network, hosts: Sequence[str], now: float) -> list[str]:
+    """Return a sentence for each connection that a node holds although its peer is long gone."""
+    return [
+        f"{host}: holds a connection with {other}, which vanished over {GIVEN_UP_AFTER:g} s ago"
+        for host, other in network.held(hosts, now - GIVEN_UP_AFTER)
     ]
 
 
@@ -179,7 +194,14 @@ def _outbound(database: Database, history: History) -> list[str]:
             found.append(f"{marker}: sent once, and queued {len(status)} times")
         if status == ["sent"] and not seen:
             found.append(f"{marker}: said to be sent, and nobody got it")
-        if answer is Answer.KEPT and status and status[0] not in {"sent", "held"}:
+        recipient = marker.partition("/")[2]
+        if len(status) == 1 and status[0] in _REFUSED and history.refused(recipient):
+            if (took := history.overruled(seen, recipient)) is not None:
+                found.append(
+                    f"{marker}: a server took it at {took.at:.3f} from {took.node}, nobody refused"
+                    f" it after that, and in the end it is {status[0]}"
+                )
+        elif answer is Answer.KEPT and status and status[0] not in {"sent", "held"}:
             found.append(f"{marker}: accepted, and in the end {status[0]}")
         if status == ["held"] and not history.troubles:
             found.append(f"{marker}: held, and nothing was wrong")
@@ -191,6 +213,25 @@ def _outbound(database: Database, history: History) -> list[str]:
                     f"by {two.node}, without excuse"
                 )
     return found
+
+
+def _reports(database: Database, history: History) -> list[str]:
+    """Who submitted what bounced is told."""
+    refused = dict.fromkeys(
+        subject
+        for (subject,) in database.query(
+            "SELECT subject FROM relay.outbound_messages"
+            " WHERE status IN ('bounced', 'failed') ORDER BY id"
+        )
+    )
+    told = {(copy.marker, copy.recipient) for copy in history.copies}
+    return [
+        f"{marker}: was refused, and its submitter was not told"
+        for marker in refused
+        if (submitter := history.submitters.get(marker)) is not None
+        and (marker, submitter) not in told
+        and not history.refused(submitter)
+    ]
 
 
 def _accounts(database: Database, history: History) -> list[str]:

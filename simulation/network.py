@@ -7,9 +7,14 @@ same each time: what is written to a Unix socket is there at once.
 
 A host listens on a real Unix socket, and whoever connects is in the kernel's queue there.
 
+A name is its own address, but for those that have one (`name`); a datagram goes to whoever answers
+them there (`answer`).
+
 Faults: `cut` ends connections, `cut_after` one as soon as so many bytes have passed, `part` keeps
 everything between two hosts until `heal`.  What is under way then is late, as after a
-retransmission; nothing is lost of a connection that lives.
+retransmission; nothing is lost of a connection that lives.  Both cuts may be silent: then the
+connection is half-open, as when a machine has lost its power or a firewall its memory.  Neither end
+hears of it, nothing passes any more, and each has to find out by itself; `held` says who has not.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import errno
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from math import inf
 from typing import Any
 
@@ -29,14 +34,17 @@ from simulation.world import NODE, Dead, World, host_of
 
 Address = tuple[str, int]
 
+Answering = Callable[[str, bytes], Awaitable[bytes | None]]
+"""Answers a datagram of a host; None: says nothing."""
+
 _CHUNK = 65_536
-_LOOPBACK = "127.0.0.1"
 
 
 class _Doom:
-    """What ends a connection in the middle of a piece."""
+    """What ends a connection in the middle of a piece; `silent`: leaves it half-open."""
 
-    def __init__(self, left: float) -> None:
+    def __init__(self, left: float, *, silent: bool) -> None:
+        self.silent = silent
         self.left = left
         """Bytes, of both directions, that still pass before."""
         self.met = trio.Event()
@@ -49,6 +57,40 @@ class _Pipe:
         self.ends = ends
         self.scope = scope
         self.doom: _Doom | None = None
+        self.silent_since: float | None = None
+        """Since when nothing passes, and nobody knows."""
+        self.open = set(ends)
+        """The hosts that have not closed it."""
+
+
+class Datagrams:
+    """A socket for datagrams to and from one address."""
+
+    def __init__(self, network: Network, here: str, there: str) -> None:
+        self._network = network
+        self._link = (here, there)
+        self._arrived: list[bytes] = []
+        self._answered = trio.Event()
+
+    def __enter__(self) -> Datagrams:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    async def send(self, data: bytes) -> int:
+        """Send a datagram; what answers it is received later, or never."""
+        await self._network.ask(*self._link, data, self._take)
+        return len(data)
+
+    async def recv(self, size: int) -> bytes:
+        """Return what came back, cut at `size` bytes."""
+        await self._answered.wait()
+        return self._arrived[0][:size]
+
+    def _take(self, data: bytes) -> None:
+        self._arrived.append(data)
+        self._answered.set()
 
 
 class Network:
@@ -63,6 +105,9 @@ class Network:
         self._remote: dict[int, Address] = {}  # descriptor of a client's end: whom it reached
         self._pipes: dict[_Pipe, None] = {}
         self._dooms: dict[str, _Doom] = {}  # hosts whose next connection is cut
+        self._hosts: dict[str, str] = {}  # address: name
+        self._shown: dict[str, str] = {}  # host: the address that others see of it
+        self._answering: dict[Address, Answering] = {}
         self._parted: Counter[frozenset[str]] = Counter()
         self._healed = trio.Event()
         self._numbers = 0
@@ -95,6 +140,18 @@ class Network:
         for address in [each for each in self._listeners if each[0] == host]:
             del self._listeners[address]
 
+    def name(self, host: str, address: str) -> None:
+        """Have a host be reached by an address, too."""
+        self._hosts[address] = host
+
+    def show(self, host: str, address: str) -> None:
+        """Have a host come from an address."""
+        self._shown[host] = address
+
+    def answer(self, host: str, port: int, answering: Answering) -> None:
+        """Have datagrams to a host answered."""
+        self._answering[host, port] = answering
+
     def accept(self, listener: socket.socket) -> tuple[socket.socket, Any]:
         """Take the connection that waits longest, and its peer's address."""
         sock, name = listener.accept()
@@ -123,8 +180,37 @@ class Network:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(port or 0)))]
 
     async def open_udp_socket(self, host: str, port: int) -> Any:
-        """No datagram arrives anywhere."""
-        raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+        """Return a socket for datagrams to whoever answers there."""
+        self._world.check_alive()
+        await trio.lowlevel.checkpoint()
+        there = self._hosts.get(host, host)
+        if (there, port) not in self._answering:
+            raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+        return Datagrams(self, host_of(NODE.get()), f"{there}:{port}")
+
+    async def ask(self, here: str, to: str, data: bytes, take: Callable[[bytes], None]) -> None:
+        """Bring a datagram to whoever answers it, and the answer back; between hosts that are
+        parted it is lost."""
+        self._world.check_alive()
+        there, _, port = to.rpartition(":")
+        answering = self._answering[there, int(port)]
+
+        async def bring() -> None:
+            await trio.sleep(self._delay())
+            if self.is_parted(here, there):
+                return
+            said = await answering(here, data)
+            await trio.sleep(self._delay())
+            if said is not None and not self.is_parted(here, there):
+                take(said)
+
+        assert self._nursery is not None
+        token = NODE.set("world")
+        try:
+            self._nursery.start_soon(bring)
+        finally:
+            NODE.reset(token)
+        await trio.lowlevel.checkpoint()
 
     async def leaving_addresses(self) -> list[str]:
         """No address leads to the internet."""
@@ -139,8 +225,7 @@ class Network:
         """Connect to whoever listens there."""
         self._world.check_alive()
         here = host_of(NODE.get())
-        # What is on every machine's loopback is one host of its own: the upstream in front of it.
-        there = "upstream" if host == _LOOPBACK else host
+        there = self._hosts.get(host, host)
         link = frozenset({here, there})
         await trio.sleep(self._delay())
         while link in self._parted:
@@ -152,7 +237,7 @@ class Network:
         outer = socket.socket(socket.AF_UNIX)
         own = self._name()
         outer.bind(own)
-        self._peers[own] = (here, 40_000 + self._numbers % 20_000)
+        self._peers[own] = (self._shown.get(here, here), 40_000 + self._numbers % 20_000)
         for sock in (ours, inner, outer):
             sock.setblocking(False)
         try:
@@ -166,7 +251,9 @@ class Network:
         # For nobody in particular: a node that is killed takes no part of the network along.
         token = NODE.set("world")
         try:
-            self._nursery.start_soon(self._join, inner, outer, link, ours.fileno(), reached)
+            self._nursery.start_soon(
+                self._join, inner, outer, (here, there), ours.fileno(), reached
+            )
         finally:
             NODE.reset(token)
         return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -191,20 +278,40 @@ class Network:
         """Wait until some two hosts reach each other again."""
         await self._healed.wait()
 
-    def cut(self, hosts: Iterable[str], share: float = 1.0) -> int:
-        """End so great a share of the connections of these hosts; return how many."""
+    def cut(self, hosts: Iterable[str], share: float = 1.0, *, silent: bool = False) -> int:
+        """End so great a share of the connections of these hosts; return how many.
+
+        `silent`: they are half-open from then on.
+        """
         wanted = set(hosts)
         count = 0
         for pipe in list(self._pipes):
             if pipe.ends & wanted and self._rng.random() < share:
-                pipe.scope.cancel()
+                self._end(pipe, silent=silent)
                 count += 1
         return count
 
-    async def cut_after(self, host: str, size: int) -> None:
+    def _end(self, pipe: _Pipe, *, silent: bool) -> None:
+        if not silent:
+            pipe.scope.cancel()
+        elif pipe.silent_since is None:
+            pipe.silent_since = self._world.now()
+
+    def held(self, hosts: Container[str], since: float) -> list[tuple[str, str]]:
+        """Return the half-open connections that one of these hosts has not closed although nothing
+        has passed since then: the host, and who was at the other end."""
+        return [
+            (host, next(iter(pipe.ends - {host}), host))
+            for pipe in self._pipes
+            if pipe.silent_since is not None and pipe.silent_since < since
+            for host in sorted(pipe.open)
+            if host in hosts
+        ]
+
+    async def cut_after(self, host: str, size: int, *, silent: bool = False) -> None:
         """End the next connection of a host once so many bytes have passed, in the middle of a
-        piece; returns when it has ended."""
-        doom = self._dooms[host] = _Doom(size)
+        piece; returns when it has ended.  `silent`: it is half-open from then on."""
+        doom = self._dooms[host] = _Doom(size, silent=silent)
         try:
             await doom.met.wait()
         finally:
@@ -225,11 +332,11 @@ class Network:
         self,
         inner: socket.socket,
         outer: socket.socket,
-        link: frozenset[str],
+        hosts: tuple[str, str],
         client: int,
         reached: Address,
     ) -> None:
-        scope = trio.CancelScope()
+        scope, link = trio.CancelScope(), frozenset(hosts)
         pipe = _Pipe(link, scope)
         self._pipes[pipe] = None
         for host in sorted(link & self._dooms.keys()):
@@ -237,8 +344,8 @@ class Network:
         try:
             with scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._pass_on, inner, outer, pipe)
-                    nursery.start_soon(self._pass_on, outer, inner, pipe)
+                    nursery.start_soon(self._pass_on, inner, outer, pipe, hosts[0])
+                    nursery.start_soon(self._pass_on, outer, inner, pipe, hosts[1])
         finally:
             del self._pipes[pipe]
             if self._remote.get(client) is reached:
@@ -246,7 +353,10 @@ class Network:
             inner.close()
             outer.close()
 
-    async def _pass_on(self, source: socket.socket, target: socket.socket, pipe: _Pipe) -> None:
+    async def _pass_on(
+        self, source: socket.socket, target: socket.socket, pipe: _Pipe, host: str
+    ) -> None:
+        """Pass on what a host says to the other."""
         link = pipe.ends
         while True:
             try:
@@ -257,9 +367,15 @@ class Network:
             except OSError:
                 data = b""
             self._world.whisper("net.bytes", size=len(data), link=sorted(link))
+            if not data:
+                pipe.open.discard(host)
             await trio.sleep(self._delay())
             while link in self._parted:
                 await self._healed.wait()
+            if pipe.silent_since is not None:
+                if not data:
+                    return
+                continue
             if not data:
                 with contextlib.suppress(OSError):
                     target.shutdown(socket.SHUT_WR)
@@ -269,8 +385,8 @@ class Network:
                     with contextlib.suppress(OSError):
                         target.send(data[: int(pipe.doom.left)])
                     pipe.doom.met.set()
-                    pipe.scope.cancel()
-                    return
+                    self._end(pipe, silent=pipe.doom.silent)
+                    continue
                 pipe.doom.left -= len(data)
             while data:
                 try:
@@ -279,6 +395,7 @@ class Network:
                     await trio.lowlevel.wait_writable(target)
                 except OSError:
                     # Nobody reads there any more; who writes here finds out.
+                    pipe.open.discard(host)
                     with contextlib.suppress(OSError):
                         source.shutdown(socket.SHUT_RD)
                     return

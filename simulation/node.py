@@ -18,8 +18,16 @@ import trio
 from simulation.network import Network
 from simulation.world import NODE, World
 
-SMTP, HTTP, PUSH, RECEIVE = 25, 80, 7701, 7700
+SMTP, SUBMISSION, HTTP, PUSH, RECEIVE = 25, 587, 80, 7701, 7700
 UPSTREAM = 2600
+LEASE = 60
+"""Seconds for which a node has what it has claimed to be delivered."""
+LOOPBACK = "127.0.0.1"
+"""The address, on every relay's machine, of the server in front of it."""
+RESOLVER = "192.0.2.53"
+"""The address of the server that is asked about names."""
+SERVERS = ("upstream", "mx1", "mx2", "mx3")
+"""Hosts that the relay hands mail to: the server in front, or the exchangers of domains."""
 DOMAIN = "relay.example"
 ADMIN_TOKEN = "ra_" + "simulated" * 4
 
@@ -33,6 +41,11 @@ def letters_a_second(world: World) -> float | None:
     if world.seed % 2:
         return None
     return (LETTERS_A_MONTH - 1) / (31 * 86_400)
+
+
+def goes_direct(world: World) -> bool:
+    """Whether mail goes to the exchangers of its domain in this world, not to a server in front."""
+    return world.seed % 3 == 0
 
 
 _USUAL = {"started", "ready", "draining", "stopped"}
@@ -118,6 +131,10 @@ class Node:
         if letters_a_second(self._world) is not None:
             environment["RELAY_COLLECTOR__MONTHLY_BUDGET"] = str(LETTERS_A_MONTH / 1000)
             environment["RELAY_COLLECTOR__PRICE_PER_THOUSAND"] = "1"
+        if goes_direct(self._world):
+            environment["RELAY_OUTBOUND__UPSTREAM"] = "mx:"
+            environment["RELAY_OUTBOUND__PRIVATE_MX"] = "true"  # the network has no public ones
+            environment["RELAY_DNS__SERVERS"] = f'["{RESOLVER}"]'
         settings = load(environ=environment)
         data = DataDir(self._data)
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,7 +154,7 @@ class Node:
         def listen(port: int) -> Any:
             return net.listen(self.host, port)
 
-        sockets = {port: listen(port) for port in (SMTP, HTTP, PUSH, RECEIVE)}
+        sockets = {port: listen(port) for port in (SMTP, SUBMISSION, HTTP, PUSH, RECEIVE)}
         parts = wire(
             settings,
             Resources(
@@ -148,7 +165,7 @@ class Node:
                 pool=pool,
                 hub=Hub(),
                 smtp_sockets=sockets[SMTP],
-                submission_sockets=(),
+                submission_sockets=sockets[SUBMISSION],
                 submission_tls_sockets=(),
                 lmtp_sockets=(),
                 pop3_sockets=(),
@@ -200,11 +217,11 @@ def _environment(dsn: str, secret: str, *, rare: bool) -> dict[str, str]:
         "RELAY_SMTP__DOMAINS": DOMAIN,
         "RELAY_SMTP__CAPTURE": "off",
         "RELAY_HTTP__PUBLIC_URL": "http://relay.example",
-        "RELAY_OUTBOUND__UPSTREAM": f"smtp://127.0.0.1:{UPSTREAM}",
+        "RELAY_OUTBOUND__UPSTREAM": f"smtp://{LOOPBACK}:{UPSTREAM}",
         "RELAY_DEVICES__STORE": "postgres",
         "RELAY_WEBHOOKS__ALLOW_PRIVATE": "true",  # the simulated network has names, no addresses
         # Shorter than in life, so that what they bring about happens within an hour.
-        "RELAY_OUTBOUND__LEASE_TIMEOUT": "60",
+        "RELAY_OUTBOUND__LEASE_TIMEOUT": str(LEASE),
         "RELAY_OUTBOUND__RETRY_UNIT": "5",
         "RELAY_OUTBOUND__MAX_ATTEMPTS": "100",
         "RELAY_EXPIRY__SWEEP_EVERY": "600" if rare else "60",

@@ -16,11 +16,11 @@ from typing import Any
 
 import trio
 
-from simulation import freezing, judge, workload
+from simulation import freezing, judge, names, workload
 from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, Injector, plan
 from simulation.history import History
-from simulation.node import Node, letters_a_second
+from simulation.node import SERVERS, Node, goes_direct, letters_a_second
 from simulation.page import subject
 from simulation.seams import Seams
 from simulation.workload import Around
@@ -72,7 +72,9 @@ async def simulate(
         await nursery.start(network.run)
         await migrate(database.dsn)
         database.shadow_functions()
-        await nursery.start(workload.upstream, around)
+        names.open_names(around)
+        for host in SERVERS:
+            await nursery.start(workload.upstream, around, host)
         await nursery.start(workload.hooks, around)
         living = {
             host: Node(world, network, database.dsn, host, directory / host) for host in hosts
@@ -84,7 +86,8 @@ async def simulate(
         began = world.now()
         if faults is None:
             rng = world.rng("faults")
-            outcome.faults = plan(rng, kinds, hosts, began, began + seconds)
+            others = [*_handed_to(world), workload.HOOKS, *_PEOPLE]
+            outcome.faults = plan(rng, kinds, hosts, others, began, began + seconds)
         else:
             outcome.faults = list(faults)
         injector = Injector(world, network, database, living, around, frozen)
@@ -108,6 +111,7 @@ async def simulate(
         database.tick()
         rate = letters_a_second(world)
         outcome.violations += judge.violations(database, history, world.now(), rate)
+        outcome.violations += judge.half_open(network, hosts, world.now())
         for sentence in outcome.violations:
             world.tell("promise.broken", "judge", said=sentence)
         if outcome.violations:
@@ -121,6 +125,17 @@ async def simulate(
     return outcome
 
 
+def _handed_to(world: World) -> tuple[str, ...]:
+    """Return the hosts of whom the relay asks something when it hands mail over."""
+    return (*SERVERS[1:], names.HOST) if goes_direct(world) else SERVERS[:1]
+
+
+_PEOPLE = (
+    "maker", "client1", "client2", "client3", "program1", "program2", "submitter1", "person",
+    "pusher", "device1", "device2", "device3",
+)  # fmt: skip
+
+
 def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     """Let those around the relay begin."""
     from relay.devices.noise import KeyPair
@@ -132,6 +147,7 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
         nursery.start_soon(workload.mail_client, around, f"client{number}", 30.0)
     for number in range(1, 3):
         nursery.start_soon(workload.program, around, f"program{number}", 20.0)
+    nursery.start_soon(workload.submitter, around, "submitter1", 30.0)
     nursery.start_soon(workload.person, around, "person", 30.0)
     nursery.start_soon(workload.pusher, around, "pusher", 30.0, devices)
     for number, key in enumerate(devices, 1):

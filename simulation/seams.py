@@ -59,6 +59,8 @@ _LOOKS = 10
 which nobody told it."""
 _NOT_RECORDED = 540.0
 """Seconds for which nobody records, in these, what the last minute was like."""
+_PARSING = (0.0005, 0.02)
+"""Seconds that a group of messages takes to be parsed, at least and at most."""
 _OFTEN_FOR = 2 * HOUR
 """Seconds; in a longer run sweeps are rare whatever the seed."""
 
@@ -238,7 +240,8 @@ def _others(seams: Seams) -> None:
     from relay.mailboxes import parser, worker
 
     async def converse(self: Any, requests: Any) -> Any:
-        await trio.lowlevel.checkpoint()
+        # Somebody else may be killed, or be quicker, meanwhile.
+        await trio.sleep(seams.world.rng("parser").uniform(*_PARSING))
         replies = []
         for head, payload in requests:
             kind, argument, _ = worker.REQUEST.unpack(head)

@@ -7,27 +7,46 @@ simulated network, in the protocols that the nodes speak.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import trio
 
 from simulation.day import after
-from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox
+from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox, Refusal
 from simulation.network import Network
-from simulation.node import ADMIN_TOKEN, DOMAIN, HTTP, PUSH, RECEIVE, SMTP, UPSTREAM
+from simulation.node import (
+    ADMIN_TOKEN,
+    DOMAIN,
+    HTTP,
+    LEASE,
+    LOOPBACK,
+    PUSH,
+    RECEIVE,
+    SERVERS,
+    SMTP,
+    SUBMISSION,
+    UPSTREAM,
+)  # fmt: skip
 from simulation.world import EPOCH, NODE, World
 
 HOOKS = "hooks.example"
 """The host of whoever is told of mail."""
+
+SUBMITS_FROM = "sender.example"
+"""The domain of those who submit mail, to whom reports of it go."""
 
 SOON = 1.0
 """Virtual seconds in which what was accepted is delivered, when nothing is wrong."""
 PROBES = 3
 """How often each node is asked for that."""
 _PATIENCE = 60.0  # seconds for an answer
+_IN_HAND = 1.0  # seconds for which a node speaks of a message
 _BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 _MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
 _LETTER = re.compile(rb"^Message-ID: <([^>]+)>", re.MULTILINE)
@@ -48,8 +67,10 @@ class Around:
         self.links: list[tuple[str, str]] = []
         """Tokens of activations that came by letter: of whom, and the token."""
         self.peers_fail = 0
-        """Faults for which the server in front misbehaves now."""
+        """Faults for which those to whom the relay speaks misbehave now."""
         self._numbers = 0
+        self._bringers: dict[str, tuple[str, float]] = {}  # recipient: who spoke of it last, when
+        self._overtaken: dict[str, tuple[float, trio.Event]] = {}
         self._busy: dict[tuple[str, str], trio.Event] = {}
 
     def choose(self, rng: Any) -> str:
@@ -60,7 +81,7 @@ class Around:
 
     def busy(self, host: str) -> None:
         """Say that whoever's turn it is speaks to a host, or has just got something from it."""
-        who = NODE.get().rstrip("0123456789")
+        who = "upstream" if NODE.get() in SERVERS else NODE.get().rstrip("0123456789")
         for key in ((host, who), (host, ""), ("", who), ("", "")):
             if key in self._busy:
                 self._busy.pop(key).set()
@@ -68,6 +89,22 @@ class Around:
     async def wait_busy(self, host: str, who: str) -> None:
         """Wait until somebody (`who`: of that kind) is busy with a host; "": with any."""
         await self._busy.setdefault((host, who), trio.Event()).wait()
+
+    def speaks_of(self, recipient: str, host: str) -> None:
+        """Say that a host is about to hand over mail for somebody."""
+        before, at = self._bringers.get(recipient, (host, 0.0))
+        self._bringers[recipient] = host, self.world.now()
+        since, overtaken = self._overtaken.get(before, (inf, None))
+        # Sooner, and it had been deferred.
+        lost = self.world.now() > since + LEASE and at >= since
+        if before != host and lost and overtaken is not None:
+            overtaken.set()
+
+    async def wait_overtaken(self, host: str) -> None:
+        """Wait until another hands over what this host was about to, a moment ago."""
+        overtaken = trio.Event()
+        self._overtaken[host] = self.world.now() - _IN_HAND, overtaken
+        await overtaken.wait()
 
     def marker(self, kind: str) -> str:
         """Return a word that stands in one message only."""
@@ -346,6 +383,55 @@ async def _ask(
     return Answer.DOUBT if status >= 500 else Answer.REFUSED
 
 
+async def submitter(around: Around, name: str, mean: float) -> None:
+    """Be a program on a relay's machine that submits mail to it by SMTP."""
+    NODE.set(name)
+    around.network.show(name, LOOPBACK)
+    rng = around.world.rng(name)
+    while await around.pause(rng, mean):
+        marker = around.marker("out")
+        domain = rng.choice(("one.example", "two.example", "three.example"))
+        to = [f"{marker.lower()}-{n}@{domain}" for n in range(rng.choice((1, 1, 3)))]
+        sender = around.history.submitters[marker] = f"{marker.lower()}@{SUBMITS_FROM}"
+        around.history.sends |= {f"{marker}/{recipient}": Answer.DOUBT for recipient in to}
+        answer, said = await _submit(around, around.choose(rng), marker, sender, to)
+        around.history.sends |= {f"{marker}/{recipient}": answer for recipient in to}
+        around.world.tell("submission.answered", marker=marker, answer=answer, said=said)
+
+
+async def _submit(
+    around: Around, host: str, marker: str, sender: str, to: Sequence[str]
+) -> tuple[Answer, str]:
+    login = base64.b64encode(f"\0{marker}\0{ADMIN_TOKEN}".encode())
+    commands = [b"EHLO program.example", b"AUTH PLAIN " + login]
+    commands.append(b"MAIL FROM:<%s>" % sender.encode())
+    commands += [b"RCPT TO:<%s>" % recipient.encode() for recipient in to]
+    raw = f"From: <{sender}>\r\nSubject: {marker}\r\n\r\nIt is on its way.\r\n".encode()
+    dot = False
+    try:
+        with trio.fail_after(_PATIENCE):
+            async with await around.network.open_tcp_stream(host, SUBMISSION) as stream:
+                talk = _Talk(stream)
+                if (code := await talk.reply()) != 220:
+                    return Answer.REFUSED, f"greeting {code}"
+                for command in (*commands, b"DATA"):
+                    await talk.say(command + b"\r\n")
+                    if (code := await talk.reply()) >= 400:
+                        return Answer.REFUSED, f"{command[:4].decode()} {code}"
+                await talk.say(raw)
+                dot = True
+                await talk.say(b".\r\n")
+                code = await talk.reply()
+                if code == 250:
+                    ids = talk.last.split()[-1].split(",")
+                    around.history.ids.setdefault(marker, []).extend(ids)
+                    return Answer.KEPT, "dot 250"
+                # Behind the dot 451 is said of what nobody knows, and of nothing else.
+                return (Answer.DOUBT if code == 451 else Answer.REFUSED), f"dot {code}"
+    except (*_BROKEN, ValueError) as error:
+        return (Answer.DOUBT if dot else Answer.REFUSED), type(error).__name__
+
+
 async def person(around: Around, name: str, mean: float) -> None:
     """Open the links of letters that came, now and then one twice."""
     NODE.set(name)
@@ -374,34 +460,57 @@ async def person(around: Around, name: str, mean: float) -> None:
 
 
 async def upstream(
-    around: Around, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    around: Around, host: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Be the server that the relay hands its mail to."""
-    NODE.set("upstream")
-    (listener,) = around.network.listen("upstream", UPSTREAM)
+    """Be a server that the relay hands mail to: the one in front of it, or an exchanger."""
+    NODE.set(host)
+    (listener,) = around.network.listen(host, UPSTREAM if host == SERVERS[0] else SMTP)
     async with trio.open_nursery() as nursery:
         task_status.started()
         while True:
             await trio.lowlevel.wait_readable(listener)
             sock, peer = around.network.accept(listener)
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-            nursery.start_soon(_serve, around, stream, peer[0])
+            nursery.start_soon(_Conversation(around, stream, host, peer[0]).run)
 
 
-async def _serve(around: Around, stream: trio.SocketStream, peer: str) -> None:
-    """One connection; what fails is chosen by chance, at any step."""
-    rng = around.world.rng("upstream")
+_DEFERRALS = (b"451 4.3.0 later", b"450 4.2.0 greylisted", b"452 4.3.1 no room")
+_REFUSALS = (b"550 5.7.1 not from you", b"554 5.6.0 not such mail")
+"""For reasons that are not the recipient's: nobody is put on a list for them."""
 
-    async def misbehave(step: str) -> bytes | None:
+
+class _Conversation:
+    """One connection of a server; what fails is chosen by chance, at any step."""
+
+    def __init__(self, around: Around, stream: trio.SocketStream, host: str, peer: str) -> None:
+        self._around = around
+        self._stream = stream
+        self._talk = _Talk(stream)
+        self._rng = around.world.rng(host)
+        self._peer = peer
+        self._recipient = ""
+        self._plain = True  # nothing odd was done on this connection
+
+    async def _misbehave(self, step: str) -> bytes | None:
         """Return what is said instead of yes, or None; may stall, may hang up."""
+        around, rng = self._around, self._rng
         if not around.peers_fail or rng.random() > 0.4:
             return None
-        how = rng.choice(("defer", "hang up", "stall", "slow", "close", "nonsense"))
-        around.world.tell("upstream.misbehaves", step=step, how=how)
+        hows = ["defer", "hang up", "stall", "slow", "close", "nonsense"]
+        if step != "greeting":
+            hows += ["refuse", "refuse"]
+        how = rng.choice(hows)
+        around.world.tell("upstream.misbehaves", step=step, how=how, recipient=self._recipient)
+        self._plain = False
         if how == "nonsense":
             return rng.choice((b"what?\r\n", b"999 no\r\n", b"\0\xff\r\n", b"25" * 5000 + b"\r\n"))
         if how == "defer":
-            return b"451 4.3.0 later\r\n"
+            return rng.choice(_DEFERRALS) + b"\r\n"
+        if how == "refuse":
+            refusal = Refusal(self._recipient, around.world.now(), self._peer)
+            around.history.refusals.append(refusal)
+            around.busy(self._peer)
+            return rng.choice(_REFUSALS) + b"\r\n"
         if how == "close":
             return b"421 4.3.2 closing\r\n"
         if how == "slow":
@@ -411,69 +520,69 @@ async def _serve(around: Around, stream: trio.SocketStream, peer: str) -> None:
             await trio.sleep(rng.uniform(60.0, 400.0))
         raise trio.BrokenResourceError("hung up")
 
-    async with stream:
-        talk = _Talk(stream)
+    async def run(self) -> None:
+        """Serve it until it ends."""
+        talk = self._talk
+        async with self._stream:
+            with contextlib.suppress(*_BROKEN):
+                greeting = await self._misbehave("greeting")
+                await talk.say(greeting or b"220 upstream.example ESMTP\r\n")
+                while await self._obey(await talk.line()):
+                    pass
+
+    async def _obey(self, line: bytes) -> bool:
+        """Do what a command says; whether to go on."""
+        talk, verb = self._talk, line[:4].upper()
+        if verb == b"EHLO":
+            await talk.say(b"250-upstream.example\r\n250-PIPELINING\r\n250 8BITMIME\r\n")
+        elif verb == b"QUIT":
+            await talk.say(b"221 bye\r\n")
+            return False
+        elif verb == b"RCPT":
+            self._recipient = line[9:-1].decode()
+            self._around.speaks_of(self._recipient, self._peer)
+            answer = await self._misbehave("rcpt") or b"250 ok\r\n"
+            if answer[:1] != b"2":
+                self._recipient = ""
+            await talk.say(answer)
+        elif verb == b"DATA" and not self._recipient:
+            await talk.say(b"503 no recipient\r\n")
+        elif verb == b"DATA":
+            await talk.say(b"354 go on\r\n")
+            lines = []
+            while (line := await talk.line()) != b".":
+                lines.append(line)
+            await self._take(b"\n".join(lines))
+            self._recipient = ""
+        else:
+            await talk.say(b"250 ok\r\n")
+        return True
+
+    async def _take(self, raw: bytes) -> None:
+        around, recipient = self._around, self._recipient
+        found = _MARKER.search(raw)
+        marker = found.group(1).decode() if found else ""
+        letter = _LETTER.search(raw)
+        copy = Copy(
+            marker, recipient, around.world.now(), told=False, node=self._peer,
+            letter=letter.group(1).decode() if letter else "",
+        )  # fmt: skip
+        refusal = None
+        if around.peers_fail > 0 and self._rng.random() < 0.03:
+            around.world.tell("upstream.misbehaves", step="dot", how="lose")
+            raise trio.BrokenResourceError("hung up, and has nothing")
         try:
-            await talk.say(await misbehave("greeting") or b"220 upstream.example ESMTP\r\n")
-            recipient = ""
-            while True:
-                line = await talk.line()
-                verb = line[:4].upper()
-                if verb == b"EHLO":
-                    await talk.say(b"250-upstream.example\r\n250-PIPELINING\r\n250 8BITMIME\r\n")
-                elif verb == b"QUIT":
-                    await talk.say(b"221 bye\r\n")
-                    return
-                elif verb == b"RCPT":
-                    answer = await misbehave("rcpt") or b"250 ok\r\n"
-                    recipient = line[9:-1].decode() if answer[:1] == b"2" else ""
-                    await talk.say(answer)
-                elif verb == b"DATA" and not recipient:
-                    await talk.say(b"503 no recipient\r\n")
-                elif verb == b"DATA":
-                    await talk.say(b"354 go on\r\n")
-                    lines = []
-                    while (line := await talk.line()) != b".":
-                        lines.append(line)
-                    await _took(around, talk, peer, recipient, b"\n".join(lines), misbehave)
-                    recipient = ""
-                else:
-                    await talk.say(b"250 ok\r\n")
-        except _BROKEN:
-            return
-
-
-async def _took(
-    around: Around,
-    talk: _Talk,
-    peer: str,
-    recipient: str,
-    raw: bytes,
-    misbehave: Callable[[str], Any],
-) -> None:
-    found = _MARKER.search(raw)
-    marker = found.group(1).decode() if found else ""
-    letter = _LETTER.search(raw)
-    copy = Copy(
-        marker, recipient, around.world.now(), told=False, node=peer,
-        letter=letter.group(1).decode() if letter else "",
-    )  # fmt: skip
-    refusal = None
-    lost = around.peers_fail > 0 and around.world.rng("upstream").random() < 0.03
-    if lost:
-        around.world.tell("upstream.misbehaves", step="dot", how="lose")
-        raise trio.BrokenResourceError("hung up, and has nothing")
-    try:
-        refusal = await misbehave("dot")
-    finally:
-        if refusal is None:  # it is kept, whether or not anybody is told
-            around.history.copies.append(copy)
-            around.world.tell("message.delivered", marker=marker, recipient=recipient)
-            around.busy(peer)
-            if link := _TOKEN.search(raw):
-                around.links.append((recipient, link.group(1).decode()))
-    await talk.say(refusal or b"250 ok\r\n")
-    copy.told = True
+            refusal = await self._misbehave("dot")
+        finally:
+            if refusal is None:  # it is kept, whether or not anybody is told
+                copy.plain = self._plain
+                around.history.copies.append(copy)
+                around.world.tell("message.delivered", marker=marker, recipient=recipient)
+                around.busy(self._peer)
+                if link := _TOKEN.search(raw):
+                    around.links.append((recipient, link.group(1).decode()))
+        await self._talk.say(refusal or b"250 ok\r\n")
+        copy.told = True
 
 
 async def hooks(
@@ -491,6 +600,9 @@ async def hooks(
             nursery.start_soon(_be_told, around, stream, peer[0])
 
 
+_NOT_TOLD = (b"503 Later", b"500 Oops", b"429 Too often", b"404 Not here", b"302 Elsewhere")
+
+
 async def _be_told(around: Around, stream: trio.SocketStream, peer: str) -> None:
     rng = around.world.rng("hooks")
     async with stream:
@@ -504,13 +616,16 @@ async def _be_told(around: Around, stream: trio.SocketStream, peer: str) -> None
             told = json.loads(await talk.exactly(length))
             status = b"200 OK"
             if around.peers_fail and rng.random() < 0.5:
-                how = rng.choice(("refuse", "hang up", "stall"))
+                how = rng.choice(("refuse", "hang up", "stall", "slow"))
                 around.world.tell("hook.misbehaves", how=how)
                 if how == "hang up":
                     return
                 if how == "stall":
                     await trio.sleep(rng.uniform(10.0, 60.0))
-                status = b"503 Later"
+                if how == "slow":  # and says yes, to whom it may be too late
+                    await trio.sleep(rng.uniform(0.1, 20.0))
+                else:
+                    status = rng.choice(_NOT_TOLD)
             await talk.say(b"HTTP/1.1 %s\r\nContent-Length: 0\r\n\r\n" % status)
             if status[:1] == b"2":
                 marker = told["data"]["subject"]

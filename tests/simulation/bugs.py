@@ -567,7 +567,7 @@ BUGS = (
         "          AND d.token = g.token\n"
         "          AND g.status NOT IN ('queued', 'held')",
         "        WHERE d.id = ANY (ARRAY[g.id])\n          AND g.status NOT IN ('queued', 'held')",
-        "in the queue",
+        "nobody refused it after that",
         seed=None,
         faults="freeze,peer",
         days="0.02",

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from relay.cli import simulate as command
 from simulation import day, faults
 from simulation.faults import Fault
+from simulation.network import Network
 from simulation.page import page, subject
 from simulation.shrink import shrink, simplify
+from simulation.world import NODE, World
 
 pytestmark = pytest.mark.timeout(300)  # a machine may have much else to do
 SHORT = ("--days", "0.003", "--nodes", "2")
@@ -113,6 +116,106 @@ def test_the_database_fails_over_and_its_disk_fails(tmp_path: Path) -> None:
     assert b"No space left on device" in one
     doubtful = {"client", "program", "maker", "pusher"}
     assert any(line.get("answer") == "doubt" for line in lines if line["node"][:-1] in doubtful)
+
+
+AROUND = [
+    Fault(30.0, "peer", lasts=60.0),
+    Fault(40.0, "partition", "n1", "mx2", lasts=20.0),
+    Fault(60.0, "partition", "n2", "dns", lasts=20.0),
+    Fault(90.0, "partition", "n1", "hooks.example", lasts=30.0),
+    Fault(100.0, "partition", "n2", "client1", lasts=80.0),
+    Fault(130.0, "cut", "n1", faults.HALF_OPEN, lasts=100.0, size=1.0),
+    Fault(140.0, "cut", "n2", faults.HALF_OPEN, lasts=100.0, after_bytes=40),
+    Fault(150.0, "freeze", "n1", faults.OVERTAKEN, lasts=150.0, whose="sender", answers=1),
+]
+
+
+def test_partitions_and_half_open_ends_between_all(tmp_path: Path) -> None:
+    """Mail that was submitted and sent goes to the exchangers of its domain, with nodes cut off
+    from them, from the DNS, from clients and from who is told: promises are kept, each time in the
+    same way."""
+    traces = [tmp_path / "one", tmp_path / "two"]
+    runs = [
+        start(3, *SHORT, "--plan", faults.written(AROUND), "--trace", str(trace), PYTHONHASHSEED=h)
+        for trace, h in zip(traces, "12", strict=True)
+    ]
+    for run in runs:
+        verdict(run)
+    one, two = (trace.read_bytes() for trace in traces)
+    assert one == two
+    lines = [json.loads(line) for line in one.splitlines()]
+    delivered = {line["node"] for line in lines if line["event"] == "message.delivered"}
+    assert delivered >= {"mx1", "mx3"}
+    answers = {line["answer"] for line in lines if line["event"] == "submission.answered"}
+    assert "kept" in answers
+    assert sum(line["event"] == "fault.ended" for line in lines) == len(AROUND)
+    frozen = [line for line in lines if line.get("other") == faults.OVERTAKEN]
+    assert frozen[1]["t"] - frozen[0]["t"] <= 151.0
+
+
+def test_a_log_that_fails_under_a_long_answer(tmp_path: Path) -> None:
+    """A statement whose answer is longer than what is looked at in a socket, as that which reads
+    mail to be parsed, does not stop the simulation for ever."""
+    plan = [Fault(30.0, "disk", other=faults.LOG, whose="summariser", lasts=3.0)]
+    options = ("--days", "0.0006", "--nodes", "3", "--faults", "disk")
+    verdict(start(3, *options, "--plan", faults.written(plan)))
+
+
+def test_a_silent_connection_is_closed_by_who_has_it() -> None:
+    """Of a half-open connection it is known who has not found out."""
+
+    world = World(1)
+    network = Network(world)
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.run)
+            (listener,) = network.listen("n1", 25)
+            NODE.set("client1")
+            client = await network.open_tcp_stream("n1", 25)
+            await trio.lowlevel.wait_readable(listener)
+            sock, _ = network.accept(listener)
+            server = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+            await client.send_all(b"hello")
+            assert await server.receive_some() == b"hello"
+            assert network.cut(["n1"], silent=True) == 1
+            await client.send_all(b"is anybody there?")
+            with trio.move_on_after(1000) as waited:
+                await server.receive_some()
+            assert waited.cancelled_caught
+            assert network.held(["n1"], world.now() - 900) == [("n1", "client1")]
+            assert network.held(["n1"], world.now() - 1100) == []
+            await server.aclose()
+            await trio.sleep(1)
+            assert network.held(["n1"], world.now() - 900) == []
+            assert network.held(["client1"], world.now() - 900) == [("client1", "n1")]
+            await client.aclose()
+            nursery.cancel_scope.cancel()
+        listener.close()
+
+    trio.run(live, clock=world.clock)
+
+
+def test_the_simulated_dns_says_what_is_not_there() -> None:
+    """It is read by the relay's own reader: exchangers, an address, no data, no such name."""
+    from relay.dns import wire
+    from relay.dns.questions import Question, Status
+    from simulation.names import answer
+
+    def asked(name: str, kind: str) -> tuple[Status, tuple[str, ...]]:
+        question = Question(name, kind)  # type: ignore[arg-type]
+        query = wire.query(question, 7)
+        said = wire.read(query, answer(query), question).answer
+        return said.status, said.records
+
+    assert asked("two.example", "MX") == (
+        Status.FOUND,
+        ("10 mx2.example", "20 mx3.example"),
+    )
+    assert asked("mx1.example", "A") == (Status.FOUND, ("198.51.100.1",))
+    assert asked("mx1.example", "AAAA")[0] is Status.NO_DATA
+    assert asked("three.example", "MX")[0] is Status.NO_DATA
+    assert asked("_mta-sts.one.example", "TXT")[0] is Status.NXDOMAIN
 
 
 @pytest.mark.parametrize("names", ["earthquake", "kill,earthquake"])
