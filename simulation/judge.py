@@ -181,8 +181,9 @@ def _outbound(database: Database, history: History) -> list[str]:
     found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
     copies: dict[str, list[Copy]] = defaultdict(list)
     for copy in history.copies:
-        what = f"{copy.marker}/{copy.recipient}" if copy.marker else copy.recipient
-        copies[what if copy.marker else f"{what} {copy.letter}"].append(copy)
+        what = f"{copy.marker}/{copy.recipient}"
+        # Letters, and reports to submitters of what was sent, have no name but their Message-ID.
+        copies[what if what in history.sends else f"{copy.recipient} {copy.letter}"].append(copy)
     for marker, answer in history.sends.items():
         seen = copies[marker]
         status = states.get(marker, [])
