@@ -11,10 +11,8 @@ from relay.cli import exits, options, output
 from relay.cli.client import Api, segment
 
 _SIGNS = {True: ("ok", "green"), False: ("wrong", "red"), None: ("unknown", "yellow")}
-_ADVICE = frozenset({"MTA-STS", "MTA-STS policy", "TLS-RPT"})
-"""What mail leaves well without; the exit code leaves it out."""
-_UNASKED = frozenset({"PTR", "Domain"})
-"""Of what nobody can say, what the DNS is not to blame for."""
+_REQUIRED = frozenset({"MX", "SPF", "DKIM", "DMARC"})
+"""What the DNS has to say something about; a PTR is not always asked for."""
 _STRING = 255  # characters of one string of a TXT record
 
 
@@ -31,9 +29,8 @@ def check(domain: str, data_dir: Path, as_json: bool) -> None:
     """Ask the DNS for the records of DOMAIN: MX, SPF, DKIM, DMARC, PTR, MTA-STS, TLS-RPT.
 
     What is missing or wrong is followed by what to publish, as a line of a zone file. Ends with 1
-    if a record is missing or wrong, with 69 if the DNS did not answer about one; MTA-STS and
-    TLS-RPT are advice and do not count, nor does a PTR that nobody here can ask for. Of a name that
-    is not public nothing is asked.
+    if a record is wrong, or missing and not only advised as MTA-STS and TLS-RPT are; with 69 if the
+    DNS did not answer about MX, SPF, DKIM or DMARC. Of a name that is not public nothing is asked.
     """
     with output.working(f"asking about {output.line(domain)}"):
         found = Api.find(data_dir).call("GET", f"/api/v1/domains/{segment(domain)}/check").json()
@@ -41,10 +38,9 @@ def check(domain: str, data_dir: Path, as_json: bool) -> None:
         output.document(found)
     else:
         _show(found)
-    counted = [one for one in found if one["record"] not in _ADVICE]
-    if wrong := _records(counted, ok=False):
+    if wrong := _records([one for one in found if not one["optional"]], ok=False):
         raise exits.Failure(f"Missing or wrong at {output.line(domain)}: {wrong}.")
-    if unknown := _records([one for one in counted if one["record"] not in _UNASKED], ok=None):
+    if unknown := _records([one for one in found if one["record"] in _REQUIRED], ok=None):
         raise exits.Failure(
             f"The DNS did not say all about {output.line(domain)}: {unknown}.", exits.UNAVAILABLE
         )

@@ -21,7 +21,8 @@ async def test_the_exit_code_says_whether_mail_can_leave(
     tmp_path: Path, nursery: trio.Nursery
 ) -> None:
     """1 while a record is missing that mail leaves badly without, the address's own name among
-    them; 0 once what was wanted is published, without MTA-STS and TLS-RPT; 69 if the DNS fails."""
+    them; 0 once what was wanted is published, without MTA-STS and TLS-RPT, which count where they
+    are wrong; 69 if the DNS fails."""
     zone: dict[tuple[str, str], list[str]] = {
         ("mx.shop.example", "A"): [PUBLIC],
         ("9.9.9.9.in-addr.arpa", "PTR"): ["elsewhere.example."],
@@ -66,6 +67,12 @@ async def test_the_exit_code_says_whether_mail_can_leave(
         good = await run("domain", "check", "shop.example")
         assert good.returncode == 0, good.stdout.decode() + good.stderr.decode()
         assert b"_mta-sts.shop.example" in good.stdout  # as advice
+
+        zone["_smtp._tls.shop.example", "TXT"] = ['"v=TLSRPTv1; rua=nowhere"']
+        broken = await run("domain", "check", "shop.example")
+        assert broken.returncode == 1
+        assert b"Missing or wrong at shop.example: TLS-RPT." in broken.stderr
+        del zone["_smtp._tls.shop.example", "TXT"]
 
         names.failing.add(("shop.example", "MX"))
         unsure = await run("domain", "check", "shop.example")
