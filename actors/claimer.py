@@ -55,8 +55,8 @@ from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates, domain_key, route_key
 from relay.outbound.senders import DIRECT, LOOP
 from relay.outbound.settled import Settled
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.states import Cause
-from relay.outbound.traffic import Traffic
 from supervisor import Context, Drained, Mailbox
 
 log = get_logger()

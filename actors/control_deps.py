@@ -52,9 +52,9 @@ from relay.outbound.notified import Notified
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueuer, WakeOutbound
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
-from relay.outbound.traffic import Traffic
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks

@@ -13,7 +13,7 @@ from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.keyring import Keyring
 from relay.log import LogRing
-from relay.outbound.shaping_file import ShapingFile
+from relay.outbound.shaping.file import ShapingFile
 from relay.ports.certificate import Certificate
 from relay.settings import Source
 from relay.storage import AMPLE, Space

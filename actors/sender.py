@@ -78,11 +78,11 @@ from relay.outbound.routes import Routes
 from relay.outbound.senders import Upstream
 from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler
-from relay.outbound.shaping_keeper import ShapingKeeper
-from relay.outbound.shaping_store import ShapingStore
+from relay.outbound.shaping.keeper import ShapingKeeper
+from relay.outbound.shaping.store import ShapingStore
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signer import Signer
 from relay.outbound.suppressions import Suppressions
-from relay.outbound.traffic import Traffic
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.outbound.workers import ReportField, Way, Workers
 from relay.returns.paths import ReturnPaths

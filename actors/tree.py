@@ -15,7 +15,7 @@ picture, the README's and what `build_tree` returns are the same (tests/actors/t
     │   ├── ticker        expires mailboxes the moment they are due
     │   └── reaper        removes what has been expired for long, sets right what workers lost
     ├── outbound          what is sent
-    │   ├── reporter      tells domains how TLS with their servers went (only if it has an address)
+    │   ├── tls_reporter  tells domains how TLS with their servers went (only if it has an address)
     │   ├── sender        delivers what was claimed, and has the outcomes recorded
     │   ├── claimer       leases outbound mail that is due, as much as the sender has room for
     │   ├── returns       reads bounces and complaints (only if there is a bounce domain)
@@ -48,20 +48,20 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
                                                              returns, notifier, webhooks,
                                                              collector
     control, collector,      Due                             claimer
-    submission, reporter,
+    submission, tls_reporter,
     notifier
     sender                   Credit, Due                     claimer
     claimer                  Deliver, Claiming, NothingHigh  sender
 
 Shared in memory, besides the database's pool and the disk's free space: the gates (sender, claimer,
 control); the receivers of direct delivery, and what they are given (sender, claimer, control); the
-right of way of high mail (sender; told by the listener, control, submission and
-collector); how many of those who send mail wait (summariser; told by ingest and by the writer's
-mailbox); the hub of the database's news (listener, control, devices, sender); who signs what leaves
-(sender, control); what was counted of TLS (sender, reporter); the store of the device inboxes and
-the way into it (device_store, devices, control); the front of the SMTP processes (ingest, ingest-1
-and so on); the faults on demand (ingest, lmtp; set by control); which mail is captured, and how
-many mailboxes of it there are (writer, ingest, lmtp, sender); the certificate of the ports (ingest,
+right of way of high mail (sender; told by the listener, control, submission and collector); how
+many of those who send mail wait (summariser; told by ingest and by the writer's mailbox); the hub
+of the database's news (listener, control, devices, sender); who signs what leaves (sender,
+control); what was counted of TLS (sender, tls_reporter); the store of the device inboxes and the
+way into it (device_store, devices, control); the front of the SMTP processes (ingest, ingest-1 and
+so on); the faults on demand (ingest, lmtp; set by control); which mail is captured, and how many
+mailboxes of it there are (writer, ingest, lmtp, sender); the certificate of the ports (ingest,
 ingest-1 and so on, submission, pop3); the checks of passwords, for a guesser has so many on both
 ports together (submission, pop3); the keyring (sender, webhooks, collector, control); the API keys,
 for what is revoked counts at once (control, submission); the resolver of the DNS, which outlives a
@@ -110,12 +110,12 @@ from actors import (
     postgres,
     reaper,
     recorder,
-    reporter,
     returns,
     sender,
     submission,
     summariser,
     ticker,
+    tls_reporter,
     webhooks,
     writer,
 )
@@ -168,11 +168,11 @@ from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.sending import WakeOutbound
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signer import Signer
 from relay.outbound.sources import parse as parse_sources
 from relay.outbound.suppressions import Suppressions
 from relay.outbound.tls_reports import TlsReports
-from relay.outbound.traffic import Traffic
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.outbound.workers import ReportField
 from relay.pop3.limits import Pop3Limits
@@ -221,15 +221,22 @@ ROLES = (
 )
 """The actors that `--only` may name; the others come with those that need them."""
 
-_ALL = frozenset(ROLES) | {"recorder", "reporter", "writer", "summariser", "device_store", "filter"}
+_ALL = frozenset(ROLES) | {
+    "recorder",
+    "tls_reporter",
+    "writer",
+    "summariser",
+    "device_store",
+    "filter",
+}
 _ALWAYS = {"postgres", "listener", "recorder"}
 _NEEDS = {
     "ingest": {"writer", "summariser", "filter"},
     "lmtp": {"writer", "summariser", "filter"},
     "control": {"writer", "summariser"},
     # The writer for what goes to the loop.
-    "claimer": {"sender", "reporter", "writer", "summariser"},
-    "sender": {"claimer", "reporter", "writer", "summariser"},
+    "claimer": {"sender", "tls_reporter", "writer", "summariser"},
+    "sender": {"claimer", "tls_reporter", "writer", "summariser"},
     "devices": {"device_store"},
 }
 
@@ -288,7 +295,7 @@ class Parts:
     summariser: Run
     ticker: Run
     reaper: Run
-    reporter: Run | None
+    tls_reporter: Run | None
     sender: Run
     claimer: Run
     returns: Run | None
@@ -391,7 +398,7 @@ def build_tree(parts: Parts, pace: Pace = Pace()) -> SupervisorSpec:
             "outbound",
             pace.patient,
             # Before the sender: stopped after it, it stores what that counted last.
-            actor("reporter", parts.reporter, hears=(SweepNow,)),
+            actor("tls_reporter", parts.tls_reporter, hears=(SweepNow,)),
             # The claimer after the sender: stopped first, it hands over nothing more.
             actor(
                 "sender",
@@ -637,7 +644,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             retention=settings.expiry.retention,
             outbound_retention=outbound.retention,
         ),
-        reporter=_reporter(settings, pool, resolver, tls_results, reports_from, wake_outbound),
+        tls_reporter=_tls_reporter(
+            settings, pool, resolver, tls_results, reports_from, wake_outbound
+        ),
         sender=partial(
             sender.run,
             pool=pool,
@@ -1039,7 +1048,7 @@ def _reports_from(settings: Settings) -> Address | None:
         raise ConfigError(f"{error}.") from error
 
 
-def _reporter(
+def _tls_reporter(
     settings: Settings,
     pool: Pool,
     resolver: Callable[[], Resolver],
@@ -1057,7 +1066,7 @@ def _reporter(
     # Whoever has a domain says where to: not into this network, whatever `private_mx` lets mail do.
     poster = Poster(context=partial(client_tls, settings.outbound.ca_file or None))
     reports = TlsReports(pool, results, ask, poster.post, sender=sender)
-    return partial(reporter.run, pool=pool, reports=reports, wake_outbound=wake_outbound)
+    return partial(tls_reporter.run, pool=pool, reports=reports, wake_outbound=wake_outbound)
 
 
 def _mailer(settings: Settings, resources: Resources) -> TokenMailer:

@@ -39,6 +39,7 @@ from actors.resources import Resources
 from actors.tree import Parts, build_tree, wire
 from relay import log as logging
 from relay import metrics, net
+from relay.cpu_turns import ask_for_short_turns
 from relay.crypto import hash_token, new_admin_token
 from relay.datadir import DataDir
 from relay.db.cluster import Cluster
@@ -51,10 +52,9 @@ from relay.errors import ConfigError, innermost
 from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.memory import return_large_blocks, settle_garbage
-from relay.outbound.shaping_file import ShapingFile
+from relay.outbound.shaping.file import ShapingFile
 from relay.ports.certificate import Certificate
 from relay.ports.connections import bound, endpoint
-from relay.scheduling import ask_for_short_turns
 from relay.settings import (
     Settings,
     Source,

@@ -110,13 +110,14 @@ def sweep_rarely(world: World, seconds: float) -> None:
             function.__kwdefaults__[argument] *= times
     from actors import postgres, sender
     from relay.history import History
-    from relay.outbound import shaping_keeper, signer
+    from relay.outbound import signer
+    from relay.outbound.shaping import keeper
 
     postgres.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
     postgres.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
     sender.LONG_REST *= _RESTS
     signer.LOOK_EVERY *= _LOOKS
-    shaping_keeper.LOOK_EVERY *= _LOOKS
+    keeper.LOOK_EVERY *= _LOOKS
     record = History.record
 
     async def record_rarely(history: History) -> float:

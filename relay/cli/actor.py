@@ -52,7 +52,7 @@ _declare("resume", "Let it work again.")
 _declare(
     "sweep",
     "Have it do now what it does every so often: ticker, reaper, summariser, claimer, collector, "
-    "reporter, returns, notifier, webhooks.",
+    "tls_reporter, returns, notifier, webhooks.",
 )
 _declare(
     "report",

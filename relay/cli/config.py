@@ -76,7 +76,7 @@ def show(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
 def check(config: Path | None, as_json: bool) -> None:
     """Check the settings: exit code 0, or 78 and a sentence that says what to change."""
     from relay.lifecycle.letters import letters_of
-    from relay.outbound.shaping_file import ShapingFile
+    from relay.outbound.shaping.file import ShapingFile
     from relay.settings import load
 
     settings = load(config=config)

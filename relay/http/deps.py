@@ -62,7 +62,7 @@ from relay.webhooks.store import Webhooks
 
 if TYPE_CHECKING:
     from relay.checks.verdict import Verdict  # which takes a while to load
-    from relay.outbound.shaping import Limits as Given
+    from relay.outbound.shaping.rules import Limits as Given
 
 
 class Process(Protocol):

@@ -3,7 +3,7 @@
 It reads requests from stdin and writes one reply each to stdout, in order, until stdin ends; so
 it is gone soon after its parent is, however that died.  `relay.mailboxes.parser` is the parent's
 side.  It gives way to everybody else (nice 10) but in short turns, which come soon
-(`relay.scheduling`), and limits itself in memory, and in CPU seconds a
+(`relay.cpu_turns`), and limits itself in memory, and in CPU seconds a
 request: whatever a message does to it, the relay loses one child that it starts again.
 
 Wire, big-endian:
@@ -41,9 +41,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from relay.cpu_turns import ask_for_short_turns
 from relay.mailboxes.grams import make_filter, runs
 from relay.mailboxes.summary import extract_attachment, fallback, senders, summarise
-from relay.scheduling import ask_for_short_turns
 
 REQUEST = struct.Struct(">BII")
 REPLY = struct.Struct(">BII")

@@ -45,7 +45,7 @@ from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import FLUSH, announce
 from relay.outbound.lanes import PRIORITIES
 from relay.outbound.render import written
-from relay.outbound.shaping_store import ShapingStore
+from relay.outbound.shaping.store import ShapingStore
 from relay.outbound.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.smtp.client import Mail

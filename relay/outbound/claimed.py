@@ -16,7 +16,7 @@ from uuid import UUID
 
 from relay.outbound.lanes import PRIORITIES, DueLane, lane_of
 from relay.outbound.message import Address, Attachment, Message
-from relay.smtp.dsn import Dsn, MailWishes, Notify, RcptWishes
+from relay.smtp.dsn import Dsn, MailParameters, Notify, RcptParameters
 
 
 class Claimed(NamedTuple):
@@ -29,7 +29,7 @@ class Claimed(NamedTuple):
     upstream may lie inside this network.  `fence` is the lease's number, the column `token`.
     `letter_of` is the token whose letter this is: `expired` if it may not be used any more,
     `parked` while its account's status does not fit.  `notify` to `require_tls` are what was asked
-    for where it was submitted (`relay.smtp.dsn`), `notify` None where it was not; `is_notice`: it
+    for where it was submitted (`relay.smtp.dsn`), `notify` None where it was not; `is_dsn`: it
     reports to a submitter.
     """
 
@@ -74,14 +74,16 @@ class Claimed(NamedTuple):
     ret: str | None
     envid: str | None
     require_tls: bool
-    is_notice: bool
+    is_dsn: bool
 
     @property
     def dsn(self) -> Dsn | None:
         """What the next server is asked about reports; None where nobody asked."""
         if self.notify is None:
             return None
-        return Dsn(MailWishes(self.ret, self.envid), (RcptWishes(Notify(self.notify), self.orcpt),))
+        return Dsn(
+            MailParameters(self.ret, self.envid), (RcptParameters(Notify(self.notify), self.orcpt),)
+        )
 
     @property
     def own_lane(self) -> int:

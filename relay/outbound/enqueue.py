@@ -52,7 +52,7 @@ from relay.errors import Bug, Invalid, PermanentFailure
 from relay.ids import new_ids
 from relay.outbound.lanes import BULK, PRIORITIES, DueLane, lane_of
 from relay.outbound.message import Message
-from relay.smtp.dsn import NO_WISHES, NOTHING_SAID
+from relay.smtp.dsn import NO_PARAMETERS, NOTHING_SAID
 
 FLUSH = "flush"
 """Announced on `OUTBOUND` by an operator: what was deferred is due, and no pause holds it back."""
@@ -387,14 +387,14 @@ def _of_submitted(messages: Sequence[Message]) -> dict[str, list[Any]]:
         if not message.recipients:
             continue
         asked = message.submitted
-        ret, envid, require_tls = NO_WISHES if asked is None else asked.wishes
+        ret, envid, require_tls = NO_PARAMETERS if asked is None else asked.mail_parameters
         contents.append((ret, envid, require_tls or None, message.route_as))
         for recipient in message.recipients:
             if asked is None or not asked.reports:
                 letters.append((None, None))
             else:
-                wishes = asked.wishes_of.get(recipient.address.lower(), NOTHING_SAID)
-                letters.append((int(wishes.notify), wishes.orcpt))
+                parameters = asked.rcpt_parameters.get(recipient.address.lower(), NOTHING_SAID)
+                letters.append((int(parameters.notify), parameters.orcpt))
     return _columns("c_", ("ret", "envid", "require_tls", "route_as"), contents) | _columns(
         "m_", ("notify", "orcpt"), letters
     )

@@ -10,8 +10,8 @@ Promises
 - A 4xx at RCPT that is about an address or a mailbox (RFC 3463: x.1.x, x.2.x) is an answer like a
   bounce: the message is tried again later, and nobody else is held up.  So whoever writes to full
   mailboxes slows no other's mail to the same destination.
-- What a reply asks for by the traffic rules holds for its receiver (`relay.outbound.traffic`): one
-  that is suspended has a gate of its own, and what waits for it is taken back.
+- What a reply asks for by the traffic rules (`relay.outbound.shaping.traffic`) holds for its
+  receiver: one that is suspended has a gate of its own, and what waits for it is taken back.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -33,8 +33,8 @@ from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
 from relay.outbound.jobs import Job
-from relay.outbound.shaping import Asks
-from relay.outbound.traffic import SUSPENDED, Learned, Receiver, Traffic, receiver_of
+from relay.outbound.shaping.rules import Asks
+from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic, receiver_of
 from relay.smtp.client import Outcome, Phase, Verdict
 
 log = get_logger()

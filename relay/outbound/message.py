@@ -26,7 +26,7 @@ from uuid import UUID
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.addresses import ATEXT, MAX_BYTES, MAX_LOCAL_BYTES, a_labels
 from relay.errors import PermanentFailure
-from relay.smtp.dsn import NO_WISHES, MailWishes, RcptWishes
+from relay.smtp.dsn import NO_PARAMETERS, MailParameters, RcptParameters
 
 EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """The instants that a message may have; as in migration 0015."""
@@ -73,12 +73,12 @@ class Attachment:
 class AskedFor:
     """What was asked for with a message that came by submission.
 
-    `wishes_of` by a recipient's address in lower case; who is missing asked for nothing.
+    `rcpt_parameters` by a recipient's address in lower case; who is missing asked for nothing.
     `reports`: whether its submitter is told anything, and the next server what was asked for.
     """
 
-    wishes: MailWishes = NO_WISHES
-    wishes_of: Mapping[str, RcptWishes] = field(default_factory=dict)
+    mail_parameters: MailParameters = NO_PARAMETERS
+    rcpt_parameters: Mapping[str, RcptParameters] = field(default_factory=dict)
     reports: bool = True
 
 

@@ -60,7 +60,7 @@ from relay.outbound.dsn import FULL_MOST, Fate, Original, compose, in_utc
 from relay.outbound.enqueue import Suppressed, enqueue
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import Address, AskedFor, Message
-from relay.smtp.dsn import MailWishes
+from relay.smtp.dsn import MailParameters
 
 log = get_logger()
 
@@ -349,14 +349,14 @@ class Notices:
             # Its name alone: its text could hold the message.
             done += [_Done("untold", notice, type(error).__name__) for notice in notices]
             return set()
-        wishes = MailWishes(require_tls=first.require_tls)
+        parameters = MailParameters(require_tls=first.require_tls)
         message = Message(
             sender=Address(""),
             recipients=(Address(first.submitter),),
             subject=_subject(raw),
             raw=raw,
             owner=first.owner,
-            submitted=AskedFor(wishes, reports=False),
+            submitted=AskedFor(parameters, reports=False),
             route_as=first.submitter,
         )
         try:

@@ -22,8 +22,8 @@ from relay.log import get_logger
 from relay.outbound.returned import RETURNS, Returned, tell
 from relay.outbound.suppressions import Suppressions
 from relay.returns.law import finding
-from relay.returns.notice import Notice
 from relay.returns.paths import ReturnPaths, Tokens
+from relay.returns.upstream_report import UpstreamReport
 
 log = get_logger()
 
@@ -44,7 +44,7 @@ class Notified:
         self._tokens = tokens
         self._paths = paths
 
-    async def take(self, notice: Notice, post: str | None = None) -> bool:
+    async def take(self, notice: UpstreamReport, post: str | None = None) -> bool:
         """Do what follows for the message that a notice names; True if that changed something.
 
         `post`: the id of what brought it, under which it counts once.

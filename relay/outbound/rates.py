@@ -32,7 +32,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from relay.db.pool import Pool
-from relay.outbound.shaping import Rate
+from relay.outbound.rate import Rate
 
 SLICE = 1.0
 """Seconds for which a node leases ahead."""

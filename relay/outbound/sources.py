@@ -26,7 +26,7 @@ from typing import Any
 
 from relay.addresses import canonical_domain
 from relay.errors import ConfigError
-from relay.outbound.shaping import Rate
+from relay.outbound.rate import Rate
 from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
 
 NAME = "RELAY_OUTBOUND__SOURCES"

@@ -48,7 +48,7 @@ from relay.outbound.message import (
 from relay.outbound.sending import ForeignSender, ReservedSender, Sending, UnclearSender
 from relay.outbound.submitted import Orders, Submitted, Trace
 from relay.outbound.suppressions import Suppressions
-from relay.smtp.dsn import RcptWishes
+from relay.smtp.dsn import RcptParameters
 from relay.smtp.shared import SubmittedMessage, WrongLogin
 
 BURST = 10.0
@@ -246,9 +246,9 @@ def _prepared(
     not_after = orders.not_after
     if not_after is None and lifetime < math.inf:
         not_after = min(max(send_at or now, now) + timedelta(seconds=lifetime), LATEST - _INSTANT)
-    wishes_of: dict[str, RcptWishes] = {}
-    for text, wishes in taken.wishes_of.items():
-        wishes_of.setdefault(parse_address(text, "a recipient").address.lower(), wishes)
+    rcpt_parameters: dict[str, RcptParameters] = {}
+    for text, parameters in taken.rcpt_parameters.items():
+        rcpt_parameters.setdefault(parse_address(text, "a recipient").address.lower(), parameters)
     message = Message(
         sender=sender,
         recipients=tuple(recipients.values()),
@@ -259,7 +259,7 @@ def _prepared(
         not_after=not_after,
         owner=login.owner,
         tag=orders.tag,
-        submitted=AskedFor(taken.wishes, wishes_of, reports),
+        submitted=AskedFor(taken.mail_parameters, rcpt_parameters, reports),
     )
     digest = None
     if orders.key is not None:

@@ -254,7 +254,7 @@ class TlsReports:
                 return None
             if not await self._may_have_another(due.domain):
                 _REPORTS.labels("failed").inc()
-                log.info("reporter.too_many", domain=due.domain)
+                log.info("tls_reporter.too_many", domain=due.domain)
                 await self._done(due, lease)
                 return None
             addresses = [one for one in addresses if self._take(one.lower(), MOST_TO_ONE)]
@@ -267,7 +267,7 @@ class TlsReports:
         left, why = await self._posted(report, urls)
         queued = await self._queue(due, report, addresses, left, lease)
         if queued is not None:
-            log.info("reporter.mailed", domain=due.domain, report=str(due.id))
+            log.info("tls_reporter.mailed", domain=due.domain, report=str(due.id))
         if left:
             await self._later(due, left, lease, why)
         return queued
@@ -317,7 +317,7 @@ class TlsReports:
                 continue
             if 200 <= status < 300:
                 _REPORTS.labels("posted").inc()
-                log.info("reporter.posted", domain=report.domain, report=report.id)
+                log.info("tls_reporter.posted", domain=report.domain, report=report.id)
             else:
                 left.append(url)
                 why = f"it was answered {status}"
@@ -345,7 +345,7 @@ class TlsReports:
                 try:
                     queued = await enqueue(self._pool, [message], conn=conn)
                 except PermanentFailure as error:  # suppressed, or none that can be sent to
-                    log.info("reporter.not_mailed", domain=due.domain, reason=str(error))
+                    log.info("tls_reporter.not_mailed", domain=due.domain, reason=str(error))
                     _REPORTS.labels("failed").inc()
                 else:
                     _REPORTS.labels("mailed").inc()
@@ -357,7 +357,7 @@ class TlsReports:
         """Have another attempt made, or give up."""
         if due.attempts + 1 >= MOST_ATTEMPTS:
             _REPORTS.labels("failed").inc()
-            log.warning("reporter.given_up", domain=due.domain, report=str(due.id), reason=why)
+            log.warning("tls_reporter.given_up", domain=due.domain, report=str(due.id), reason=why)
             await self._done(due, lease)
             return
         await self._pool.execute(
@@ -376,7 +376,7 @@ class TlsReports:
                 **lease.fence,
             },
         )
-        log.info("reporter.not_reported", domain=due.domain, report=str(due.id), reason=why)
+        log.info("tls_reporter.not_reported", domain=due.domain, report=str(due.id), reason=why)
 
     async def _done(self, due: Due, lease: Lease) -> None:
         await self._pool.execute(_FORGET, {"day": due.day, "domain": due.domain, **lease.fence})

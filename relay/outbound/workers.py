@@ -50,9 +50,9 @@ from relay.outbound.render import written
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.routes import Connections, Routes
 from relay.outbound.settler import ours
+from relay.outbound.shaping.traffic import Receiver, Traffic, receiver_of
 from relay.outbound.signer import Signer
 from relay.outbound.signing import Signing
-from relay.outbound.traffic import Receiver, Traffic, receiver_of
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.returns.paths import ReturnPaths
 from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
@@ -138,7 +138,7 @@ class Workers:
 
     def put(self, job: Job, now: float) -> None:
         """Let a job that was claimed wait in the line of its route; `spread` begins it."""
-        if job.message.is_notice and self._direct.is_own(job.domain):
+        if job.message.is_dsn and self._direct.is_own(job.domain):
             # A submitter has a mailbox here: nobody else is asked to bring the report to it.
             self._wait(self._own_line(), job, now)
             return

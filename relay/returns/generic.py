@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.returns.notice import MalformedReport, Notice, status_in, text_in
 from relay.returns.report import COMPLAINT, DSN, Recipient, Report
+from relay.returns.upstream_report import MalformedReport, UpstreamReport, status_in, text_in
 
 TYPES = {"bounced": "failed", "delayed": "delayed", "complained": ""}
 """Types of reports, each with its action (RFC 3464)."""
 MEMBERS = ("type", "message", "recipient", "status", "text")
 
 
-def read(said: dict[str, Any]) -> Notice:
+def read(said: dict[str, Any]) -> UpstreamReport:
     """Read an object."""
     for name in said:
         if name not in MEMBERS:
@@ -41,6 +41,6 @@ def read(said: dict[str, Any]) -> Notice:
         raise MalformedReport("status is no enhanced status code, such as 5.1.1.")
     names = (str(said["message"]),)
     if not action:
-        return Notice(names, Report(COMPLAINT, (), "abuse"))
+        return UpstreamReport(names, Report(COMPLAINT, (), "abuse"))
     one = Recipient(text_in(said, "recipient"), "", action, status, text_in(said, "text"))
-    return Notice(names, Report(DSN, (one,)))
+    return UpstreamReport(names, Report(DSN, (one,)))

@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from relay.returns.notice import MalformedReport, Notice, text_in
 from relay.returns.report import COMPLAINT, DSN, NOTHING, Recipient, Report
+from relay.returns.upstream_report import MalformedReport, UpstreamReport, text_in
 
 _NAMES = 20
 """Values of Metadata that are looked at; Postmark takes ten of a message."""
@@ -46,7 +46,7 @@ _UNSENT = {
 _DELAYED = {"transient", "dnserror"}
 
 
-def read(record: dict[str, Any]) -> Notice | None:
+def read(record: dict[str, Any]) -> UpstreamReport | None:
     """Read a record; None: nothing follows from it, whatever it is."""
     kind = record["RecordType"]
     if not isinstance(kind, str):
@@ -61,7 +61,7 @@ def read(record: dict[str, Any]) -> Notice | None:
     if not isinstance(metadata, dict):
         raise MalformedReport("Metadata is not an object.")
     names = (value for value in list(metadata.values())[:_NAMES] if isinstance(value, str))
-    return Notice(tuple(names), report or NOTHING, unsubscribes)
+    return UpstreamReport(tuple(names), report or NOTHING, unsubscribes)
 
 
 def _report(kind: str, record: dict[str, Any]) -> Report | None:

@@ -28,15 +28,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from relay.returns.notice import MalformedReport, Notice, status_in, text_in
 from relay.returns.report import COMPLAINT, DSN, Recipient, Report
+from relay.returns.upstream_report import MalformedReport, UpstreamReport, status_in, text_in
 
 _RECIPIENTS = 100
 _OWN = {"suppressed", "onaccountsuppressionlist", "unsubscribedrecipient"}
 """SES did not send it at all, for what it remembers: no receiver said anything of the address."""
 
 
-def read(text: str) -> Notice | None:
+def read(text: str) -> UpstreamReport | None:
     """Read a notification's message; None: nothing follows from it, whatever it is."""
     try:
         document = json.loads(text)
@@ -57,7 +57,7 @@ def read(text: str) -> Notice | None:
     source = _object(document, "mail").get("source")
     if not isinstance(source, str):
         raise MalformedReport("mail.source is not an address.")
-    return None if report is None else Notice((source,), report)
+    return None if report is None else UpstreamReport((source,), report)
 
 
 def _bounce(bounce: dict[str, Any]) -> Report | None:

@@ -42,7 +42,14 @@ from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.chaos import Faults
 from relay.smtp.consultation import Consultation
 from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
-from relay.smtp.dsn import NO_WISHES, BadParameter, MailWishes, RcptWishes, take_mail, take_rcpt
+from relay.smtp.dsn import (
+    NO_PARAMETERS,
+    BadParameter,
+    MailParameters,
+    RcptParameters,
+    take_mail,
+    take_rcpt,
+)
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.lmtp import Recipients, verbs_of
 from relay.smtp.reception import NO_SPACE, Reception, begins_chunk, chunk_without_end, no_space
@@ -144,8 +151,8 @@ class Commands(SMTP):
                 store_timeout=limits.store_timeout,
             )
         # Of the MAIL or RCPT in hand; they count once it is obeyed.
-        self._wishes: MailWishes = NO_WISHES
-        self._wishes_of: RcptWishes | None = None
+        self._mail_parameters: MailParameters = NO_PARAMETERS
+        self._rcpt_parameters: RcptParameters | None = None
         self.recipients: Recipients | None = None
         """Those who are answered one by one, in LMTP."""
         if shared.lmtp:
@@ -459,18 +466,18 @@ class Commands(SMTP):
         self.responder.path_code = SENDERS_FAULT
         try:
             if arg and self._submitting is not None and self.session.extended_smtp:
-                arg = self._without_wishes(arg)
+                arg = self._without_dsn(arg)
             await super().smtp_MAIL(arg)
         except BadParameter as error:
             self.responder.reply(str(error))
         finally:
             self.responder.path_code = RECIPIENTS_FAULT
-            self._wishes = NO_WISHES
+            self._mail_parameters = NO_PARAMETERS
 
-    def _without_wishes(self, arg: str) -> str:
+    def _without_dsn(self, arg: str) -> str:
         """Return the argument of MAIL without what it asks for of reports and TLS."""
         path, end, parameters = arg.partition(">")
-        self._wishes, others = take_mail(
+        self._mail_parameters, others = take_mail(
             parameters.split(" "), dsn=self.shared.dsn, require_tls=self._may_require_tls
         )
         return path + end + " ".join(others)
@@ -495,13 +502,13 @@ class Commands(SMTP):
             if arg and self.shared.dsn and self.session.extended_smtp:
                 path, end, parameters = arg.partition(">")
                 utf8 = self.dialogue.transaction.smtp_utf8
-                self._wishes_of, others = take_rcpt(parameters.split(" "), utf8=utf8)
+                self._rcpt_parameters, others = take_rcpt(parameters.split(" "), utf8=utf8)
                 arg = path + end + " ".join(others)
             await self._smtp_rcpt(arg)
         except BadParameter as error:
             self.responder.reply(str(error))
         finally:
-            self._wishes_of = None
+            self._rcpt_parameters = None
 
     async def _smtp_rcpt(self, arg: str | None) -> None:
         if arg and self.envelope.mail_from is not None:
@@ -545,7 +552,7 @@ class Commands(SMTP):
         self.dialogue.expect(announced)
         self.envelope.mail_from = address
         self.envelope.mail_options.extend(options)
-        self.dialogue.transaction.wishes = self._wishes
+        self.dialogue.transaction.mail_parameters = self._mail_parameters
         self.dialogue.transaction.until = self.waits.now() + self.limits.transaction_timeout
         return _SENDER_OK
 
@@ -557,8 +564,8 @@ class Commands(SMTP):
             refusal = await self._submitting.name(address)
             if refusal is None:
                 self.envelope.rcpt_options.extend(options)
-                if self._wishes_of is not None and address not in recipients:
-                    self.dialogue.transaction.wishes_of[address] = self._wishes_of
+                if self._rcpt_parameters is not None and address not in recipients:
+                    self.dialogue.transaction.rcpt_parameters[address] = self._rcpt_parameters
                 recipients[address] = address
             return refusal or _RECIPIENT_OK
         try:

@@ -37,7 +37,7 @@ from relay.ports.memory_budget import SMALL, Share
 from relay.ports.peers import peer_key
 from relay.smtp.chunks import ChunkedMessage
 from relay.smtp.data import DataDecoder, whole_message
-from relay.smtp.dsn import NO_WISHES, RcptWishes
+from relay.smtp.dsn import NO_PARAMETERS, RcptParameters
 from relay.smtp.shared import Shared
 from relay.smtp.syntax import MAIL_LINE, RCPT_LINE
 from relay.smtp.waits import Answer
@@ -68,13 +68,13 @@ class Transaction:
         "content",
         "mail_from",
         "mail_options",
+        "mail_parameters",
         "original_content",
         "rcpt_options",
+        "rcpt_parameters",
         "recipients",
         "smtp_utf8",
         "until",
-        "wishes",
-        "wishes_of",
     )
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class Transaction:
         """Recipients that were accepted, as they were given, by canonical address."""
         self.rcpt_options: list[str] = []
         self.content = self.original_content = None
-        self.wishes = NO_WISHES
+        self.mail_parameters = NO_PARAMETERS
         """What MAIL asked for of reports and of TLS, where that is offered."""
-        self.wishes_of: dict[str, RcptWishes] = {}
+        self.rcpt_parameters: dict[str, RcptParameters] = {}
         """What RCPT asked for of reports, by recipient as it was given; who is missing: nothing."""
         self.until = math.inf
         """The instant at which it must be over."""

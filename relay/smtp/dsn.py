@@ -46,7 +46,7 @@ DEFAULT: Final = Notify.FAILURE | Notify.DELAY | Notify.UNSAID
 """A client that sends no NOTIFY is told of failures and of delays."""
 
 
-class MailWishes(NamedTuple):
+class MailParameters(NamedTuple):
     """The parameters of MAIL; `envid` in xtext."""
 
     ret: str | None = None
@@ -54,17 +54,17 @@ class MailWishes(NamedTuple):
     require_tls: bool = False
 
 
-NO_WISHES: Final = MailWishes()
+NO_PARAMETERS: Final = MailParameters()
 
 
-class RcptWishes(NamedTuple):
+class RcptParameters(NamedTuple):
     """The parameters of RCPT; `orcpt` as `type;xtext`."""
 
     notify: Notify = DEFAULT
     orcpt: str | None = None
 
 
-NOTHING_SAID: Final = RcptWishes()
+NOTHING_SAID: Final = RcptParameters()
 
 _HEX = r"\+[0-9A-F]{2}"
 _XTEXT = re.compile(rf"(?:[!-*,-<>-~]|{_HEX})+")
@@ -81,7 +81,7 @@ _BAD_REQUIRETLS = "501 5.5.4 Syntax: REQUIRETLS, without a value, once"
 
 def take_mail(
     parameters: Sequence[str], *, dsn: bool, require_tls: bool
-) -> tuple[MailWishes, list[str]]:
+) -> tuple[MailParameters, list[str]]:
     """Read the parameters of MAIL; returns also those that are none of these.
 
     `dsn`, `require_tls`: whether that was offered; else its parameters are none of these.
@@ -106,10 +106,10 @@ def take_mail(
             tls = True
         else:
             others.append(parameter)
-    return MailWishes(ret, envid, tls), others
+    return MailParameters(ret, envid, tls), others
 
 
-def take_rcpt(parameters: Sequence[str], *, utf8: bool) -> tuple[RcptWishes, list[str]]:
+def take_rcpt(parameters: Sequence[str], *, utf8: bool) -> tuple[RcptParameters, list[str]]:
     """Read the parameters of RCPT likewise; `utf8`: MAIL said SMTPUTF8."""
     notify: Notify | None = None
     orcpt: str | None = None
@@ -127,7 +127,7 @@ def take_rcpt(parameters: Sequence[str], *, utf8: bool) -> tuple[RcptWishes, lis
             orcpt = _orcpt(value, utf8=utf8)
         else:
             others.append(parameter)
-    return RcptWishes(DEFAULT if notify is None else notify, orcpt), others
+    return RcptParameters(DEFAULT if notify is None else notify, orcpt), others
 
 
 def _notify(value: str) -> Notify:
@@ -197,8 +197,8 @@ def original_recipient(orcpt: str) -> tuple[str, str] | None:
 class Dsn(NamedTuple):
     """The parameters for the next server, one of `rcpt` for each recipient."""
 
-    mail: MailWishes
-    rcpt: tuple[RcptWishes, ...]
+    mail: MailParameters
+    rcpt: tuple[RcptParameters, ...]
 
     def of_mail(self) -> bytes:
         """The parameters behind MAIL, each with a space in front."""

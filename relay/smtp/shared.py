@@ -16,7 +16,7 @@ from relay.ports.certificate import Certificate
 from relay.ports.handshakes import Handshakes
 from relay.ports.memory_budget import MemoryBudget
 from relay.smtp.chaos import Chaos
-from relay.smtp.dsn import NO_WISHES, MailWishes, RcptWishes
+from relay.smtp.dsn import NO_PARAMETERS, MailParameters, RcptParameters
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
@@ -100,8 +100,8 @@ class SubmittedMessage(NamedTuple):
     """A message whose final dot has come, and how it came.
 
     `sender`: empty for the null one; `helo`: what the peer calls itself, `host`: its address;
-    `utf8`: with SMTPUTF8; `wishes`: what MAIL asked for of reports and TLS, `wishes_of`: what RCPT
-    did, of those recipients that it said anything for.
+    `utf8`: with SMTPUTF8; `mail_parameters`: what MAIL asked for of reports and TLS,
+    `rcpt_parameters`: what RCPT did, of those recipients that it said anything for.
     """
 
     sender: str
@@ -111,8 +111,8 @@ class SubmittedMessage(NamedTuple):
     host: str
     encrypted: bool
     utf8: bool
-    wishes: MailWishes = NO_WISHES
-    wishes_of: Mapping[str, RcptWishes] = {}
+    mail_parameters: MailParameters = NO_PARAMETERS
+    rcpt_parameters: Mapping[str, RcptParameters] = {}
 
 
 class Submissions(Protocol):

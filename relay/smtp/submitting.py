@@ -80,8 +80,8 @@ class Submitting:
             self._responder.host,
             encrypted=self._lines.encrypted,
             utf8=transaction.smtp_utf8,
-            wishes=transaction.wishes,
-            wishes_of=transaction.wishes_of,
+            mail_parameters=transaction.mail_parameters,
+            rcpt_parameters=transaction.rcpt_parameters,
         )
         # No late 250, which a peer that has given up could take for the next message's.
         self._lines.due = self._waits.now() + self._store_timeout

@@ -40,7 +40,7 @@ def wired(pool: Pool, **more: Any) -> dict[str, Any]:
 async def refuse(node: Node, *to: str) -> None:
     for each in to:
         await submit(node.pool, each)
-    await node.finish([one for one in await node.drain() if not one.is_notice], Cause.REFUSED)
+    await node.finish([one for one in await node.drain() if not one.is_dsn], Cause.REFUSED)
 
 
 async def test_it_tells_when_it_is_woken(pool: Pool):

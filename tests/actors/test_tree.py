@@ -205,8 +205,8 @@ def test_what_can_be_said_to_an_actor_is_listed_beside_it():
         for command in spec.hears:
             heard[command].add(spec.name)
     assert heard[SweepNow] == {
-        "ticker", "reaper", "summariser", "claimer", "collector", "reporter", "returns", "notifier",
-        "webhooks",
+        "ticker", "reaper", "summariser", "claimer", "collector", "tls_reporter", "returns",
+        "notifier", "webhooks",
     }  # fmt: skip
     assert heard[Report] == {
         "control", "devices", "device_store", "ingest", "lmtp", "pop3", "submission",
@@ -256,8 +256,8 @@ NEEDED = {
     "submission": [*CORE, "submission"],
     "pop3": [*CORE, "pop3"],
     "ticker": [*CORE, "ticker"],
-    "claimer": [*CORE, *MAIL, "reporter", "sender", "claimer"],
-    "sender": [*CORE, *MAIL, "reporter", "sender", "claimer"],
+    "claimer": [*CORE, *MAIL, "tls_reporter", "sender", "claimer"],
+    "sender": [*CORE, *MAIL, "tls_reporter", "sender", "claimer"],
     "reaper": [*CORE, "reaper"],
     "collector": [*CORE, "collector"],
     "returns": [*CORE, "returns"],
@@ -303,7 +303,7 @@ def test_reports_of_tls_are_from_an_address():
     settings = load(environ={"RELAY_OUTBOUND__TLS_REPORTS": "nobody"})
     with pytest.raises(ConfigError, match="RELAY_OUTBOUND__TLS_REPORTS is not an address"):
         names(settings)
-    assert "reporter" not in names(Settings())
+    assert "tls_reporter" not in names(Settings())
 
 
 async def test_no_report_of_tls_is_posted_into_this_network():
@@ -313,7 +313,7 @@ async def test_no_report_of_tls_is_posted_into_this_network():
         "RELAY_OUTBOUND__TLS_REPORTS": "tls-reports@relay.example",
         "RELAY_OUTBOUND__PRIVATE_MX": "true",
     }
-    reports = given(built(load(environ=environ)), "reports")["reporter"]
+    reports = given(built(load(environ=environ)), "reports")["tls_reporter"]
     for url in ("https://127.0.0.1:1/", "https://localhost:1/"):
         with pytest.raises(NotPosted, match="public"):
             await reports._post(url, b"", {})

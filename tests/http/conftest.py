@@ -41,8 +41,8 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Gates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.sending import WakeOutbound
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signer import Signer
-from relay.outbound.traffic import Traffic
 from relay.settings import load
 from relay.smtp.chaos import Chaos
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec

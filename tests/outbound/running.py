@@ -22,8 +22,8 @@ from relay.outbound.queue import Queue
 from relay.outbound.rates import SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import parse_upstream
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signer import Signer
-from relay.outbound.traffic import Traffic
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest
 from tests.eventually import eventually

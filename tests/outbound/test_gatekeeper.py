@@ -17,8 +17,8 @@ from relay.outbound.jobs import Job
 from relay.outbound.lanes import lane_of
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.shaping import parse
-from relay.outbound.traffic import SLOWED, SUSPENDED, Learned, Receiver, Traffic
+from relay.outbound.shaping.rules import parse
+from relay.outbound.shaping.traffic import SLOWED, SUSPENDED, Learned, Receiver, Traffic
 from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
 

@@ -23,7 +23,7 @@ from relay.outbound.states import Cause
 from relay.outbound.suppressions import Suppressions
 from relay.returns.law import Finding, Kind
 from relay.returns.report import Report, read
-from relay.smtp.dsn import MailWishes, Notify, RcptWishes
+from relay.smtp.dsn import MailParameters, Notify, RcptParameters
 from tests.eventually import eventually
 from tests.outbound.node import Node, put
 
@@ -38,15 +38,15 @@ async def submit(
     *to: str,
     sender: str = SHOP,
     notify: Notify | None = None,
-    mail: MailWishes | None = None,
+    mail: MailParameters | None = None,
     owner: UUID = ADMINISTRATOR_ID,
     **more: Any,
 ) -> list[Queued]:
     """Queue a message as the submission port does."""
-    wishes = {} if notify is None else {each.lower(): RcptWishes(notify) for each in to}
+    parameters = {} if notify is None else {each.lower(): RcptParameters(notify) for each in to}
     message = Message(
         Address(sender), tuple(map(Address, to)), "s", raw=RAW, owner=owner,
-        submitted=AskedFor(mail or MailWishes(), wishes), **more,
+        submitted=AskedFor(mail or MailParameters(), parameters), **more,
     )  # fmt: skip
     return (await enqueue(pool, [message])).messages
 
@@ -75,7 +75,7 @@ async def told(pool: Pool) -> list[tuple[str, Report]]:
 
 async def ends(node: Node, cause: Cause, **values: Any) -> None:
     """Have everything that is due end so, but reports."""
-    await node.finish([one for one in await node.drain() if not one.is_notice], cause, **values)
+    await node.finish([one for one in await node.drain() if not one.is_dsn], cause, **values)
 
 
 def actions(found: list[tuple[str, Report]]) -> list[list[tuple[str, str]]]:
@@ -202,18 +202,18 @@ async def test_the_way_of_a_report(node: Node):
         """,
         (owner, SHOP),
     )
-    mail = MailWishes("FULL", "q1", require_tls=True)
+    mail = MailParameters("FULL", "q1", require_tls=True)
     await submit(node.pool, "a@y.example", owner=owner, mail=mail)
     (message,) = await node.drain()
     assert (message.ret, message.envid, message.require_tls) == ("FULL", "q1", True)
-    assert (message.notify, message.is_notice) == (14, False)
+    assert (message.notify, message.is_dsn) == (14, False)
     await node.finish([message], Cause.REFUSED, enhanced="5.7.30", error="5.7.30 no")
     ((to, _),) = await told(node.pool)
     (report,) = await node.drain()
     assert (to, report.recipient, report.sender) == (SHOP, SHOP, "")
     assert (report.owner, report.sender_id) == (owner, sender_id)
     assert report.lane == report.own_lane
-    assert (report.is_notice, report.require_tls, report.notify) == (True, True, None)
+    assert (report.is_dsn, report.require_tls, report.notify) == (True, True, None)
     assert report.blob is not None
     assert b"text/rfc822-headers" in report.blob
     # Put back, it stays in its lane.
@@ -361,7 +361,7 @@ async def test_a_message_to_many_has_few_reports_however_they_are_spaced(node: N
         node.pool, "mail.x.example", delayed_after=3600.0, gather=30.0, now=lambda: times[-1]
     )
     recipients = [f"a{number}@y.example" for number in range(45)]
-    await submit(node.pool, *recipients, mail=MailWishes(ret="FULL"))
+    await submit(node.pool, *recipients, mail=MailParameters(ret="FULL"))
     jobs = await node.drain()
     for job in jobs:
         await node.finish([job], Cause.REFUSED)

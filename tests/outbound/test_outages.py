@@ -19,7 +19,7 @@ from relay.outbound.jobs import Job
 from relay.outbound.mx.direct import FIRST_WIDTH
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.traffic import Traffic
+from relay.outbound.shaping.traffic import Traffic
 from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
 

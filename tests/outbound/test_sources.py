@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from relay.errors import ConfigError
 from relay.outbound.rates import grant
+from relay.outbound.shaping.traffic import Receiver, Traffic
 from relay.outbound.sources import DAY, Source, Sources, WarmUp, parse
-from relay.outbound.traffic import Receiver, Traffic
 
 START = date(2026, 11, 1)
 

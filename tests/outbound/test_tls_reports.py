@@ -72,7 +72,7 @@ class Reporting:
     async def round(self, lease: Lease | None = None) -> int:
         """Make what is due, as if the time for it had come; returns how many were."""
         if lease is None:
-            lease = await leases.acquire(self.pool, "reporter", uuid4(), 30.0)
+            lease = await leases.acquire(self.pool, "tls_reporter", uuid4(), 30.0)
             assert lease is not None
         await self.reports.due(lease)
         await self.pool.execute("UPDATE relay.tls_reports SET due_at = now()")
@@ -238,7 +238,7 @@ async def test_who_leads_no_more_reports_nothing(here):
     """Its statements carry the term: whatever it does late changes nothing."""
     here.publish("mailto:a@shop.example")
     await here.yesterday(GOOD)
-    old = await leases.acquire(here.pool, "reporter", uuid4(), 30.0)
+    old = await leases.acquire(here.pool, "tls_reporter", uuid4(), 30.0)
     assert old is not None
     await here.reports.due(old)
     await here.pool.execute("UPDATE relay.tls_reports SET due_at = now()")
@@ -321,7 +321,7 @@ async def test_who_has_many_domains_is_behind_who_has_one(here):
     """A round has the first of each, however early the many are due."""
     await here.yesterday(*(GOOD._replace(domain=f"d{n}.many.example") for n in range(60)))
     await here.yesterday(GOOD)
-    lease = await leases.acquire(here.pool, "reporter", uuid4(), 30.0)
+    lease = await leases.acquire(here.pool, "tls_reporter", uuid4(), 30.0)
     assert lease is not None
     await here.reports.due(lease)
     await here.pool.execute(

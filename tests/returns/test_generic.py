@@ -8,7 +8,7 @@ import pytest
 
 from relay.returns.generic import read
 from relay.returns.law import finding
-from relay.returns.notice import MalformedReport
+from relay.returns.upstream_report import MalformedReport
 
 ADA = "ada@customer.example"
 PATH = "b-token@returns.example"

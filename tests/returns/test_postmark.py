@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from relay.returns.law import finding
-from relay.returns.notice import MalformedReport
 from relay.returns.postmark import read
+from relay.returns.upstream_report import MalformedReport
 
 ADA = "ada@customer.example"
 TOKEN = "a" * 48

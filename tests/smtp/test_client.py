@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from relay.errors import PermanentFailure
 from relay.smtp.auth import Credentials
 from relay.smtp.client import LAW, Mail, Outcome, Phase, Seen, SmtpClient, UnfitMail, Verdict
-from relay.smtp.dsn import Dsn, MailWishes, Notify, RcptWishes
+from relay.smtp.dsn import Dsn, MailParameters, Notify, RcptParameters
 from relay.smtp.replies import MAX_TEXT, NotAReply, ReplyLimits, ReplyReader
 
 EHLO = b"250-mx\r\n250-PIPELINING\r\n250-SIZE 10000\r\n250-8BITMIME\r\n250 SMTPUTF8\r\n"
@@ -682,7 +682,9 @@ def test_the_text_of_a_reply_is_bounded_and_clean():
     assert reply.text.isprintable()
 
 
-ASKED = Dsn(MailWishes("HDRS", "a1"), (RcptWishes(Notify.NEVER), RcptWishes(orcpt="rfc822;x@y")))
+ASKED = Dsn(
+    MailParameters("HDRS", "a1"), (RcptParameters(Notify.NEVER), RcptParameters(orcpt="rfc822;x@y"))
+)
 
 
 @pytest.mark.parametrize("serial", [False, True])
@@ -706,12 +708,12 @@ def test_what_was_asked_of_reports_goes_to_who_has_dsn(serial: bool):
     # A mail that says nothing gets no parameter, and one behind new fields keeps its own.
     assert b"RET" not in Talk(ehlo).begin(MAIL)
     assert b" RET=HDRS ENVID=a1" in Talk(ehlo).begin(mail.behind(b"X: y\r\n"))
-    returning = Mail("a@x.org", ("b@y.org",), b"Hi\r\n", dsn=Dsn(MailWishes(), (SUCCESS,)))
+    returning = Mail("a@x.org", ("b@y.org",), b"Hi\r\n", dsn=Dsn(MailParameters(), (SUCCESS,)))
     back = Talk(b"250-mx\r\n250-PIPELINING\r\n250 DSN\r\n").begin(returning.returning("b-1@r.org"))
     assert back.startswith(b"MAIL FROM:<b-1@r.org>\r\nRCPT TO:<b@y.org> NOTIFY=FAILURE\r\n")
 
 
-SUCCESS = RcptWishes(Notify.SUCCESS)
+SUCCESS = RcptParameters(Notify.SUCCESS)
 
 
 @pytest.mark.parametrize(

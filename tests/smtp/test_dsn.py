@@ -12,9 +12,9 @@ from relay.smtp.dsn import (
     MAX_ORCPT,
     BadParameter,
     Dsn,
-    MailWishes,
+    MailParameters,
     Notify,
-    RcptWishes,
+    RcptParameters,
     from_xtext,
     original_recipient,
     take_mail,
@@ -23,23 +23,25 @@ from relay.smtp.dsn import (
 )
 
 
-def mail(text: str) -> MailWishes:
-    wishes, others = take_mail(text.split(" "), dsn=True, require_tls=True)
+def mail(text: str) -> MailParameters:
+    parameters, others = take_mail(text.split(" "), dsn=True, require_tls=True)
     assert not list(filter(None, others))
-    return wishes
+    return parameters
 
 
-def rcpt(text: str, *, utf8: bool = False) -> RcptWishes:
-    wishes, others = take_rcpt(text.split(" "), utf8=utf8)
+def rcpt(text: str, *, utf8: bool = False) -> RcptParameters:
+    parameters, others = take_rcpt(text.split(" "), utf8=utf8)
     assert not list(filter(None, others))
-    return wishes
+    return parameters
 
 
 def test_mail():
     """In any case, in any order."""
-    assert mail("") == MailWishes(None, None, False)
-    assert mail("ret=hdrs envid=QQ314159+2B requiretls") == MailWishes("HDRS", "QQ314159+2B", True)
-    assert mail("ENVID=a RET=Full") == MailWishes("FULL", "a")
+    assert mail("") == MailParameters(None, None, False)
+    assert mail("ret=hdrs envid=QQ314159+2B requiretls") == MailParameters(
+        "HDRS", "QQ314159+2B", True
+    )
+    assert mail("ENVID=a RET=Full") == MailParameters("FULL", "a")
     assert mail(f"ENVID={'x' * MAX_ENVID}").envid == "x" * MAX_ENVID
 
 
@@ -62,11 +64,11 @@ def test_mail_that_is_refused(text: str):
 def test_what_is_not_offered_is_left():
     """And so is what is none of these."""
     given = ["", "RET=FULL", "ENVID=a", "REQUIRETLS", "SIZE=5", "RETURN=x"]
-    assert take_mail(given, dsn=False, require_tls=False) == (MailWishes(), given)
+    assert take_mail(given, dsn=False, require_tls=False) == (MailParameters(), given)
     assert take_mail(given, dsn=True, require_tls=False) == (
-        MailWishes("FULL", "a"), ["", "REQUIRETLS", "SIZE=5", "RETURN=x"],
+        MailParameters("FULL", "a"), ["", "REQUIRETLS", "SIZE=5", "RETURN=x"],
     )  # fmt: skip
-    assert take_rcpt(["", "NOTIFYX=NEVER"], utf8=False) == (RcptWishes(), ["", "NOTIFYX=NEVER"])
+    assert take_rcpt(["", "NOTIFYX=NEVER"], utf8=False) == (RcptParameters(), ["", "NOTIFYX=NEVER"])
 
 
 def test_every_notify_there_is():
@@ -133,18 +135,18 @@ def test_xtext():
 def test_what_is_said_to_the_next_server():
     """All that was said, and nothing where nothing was; what is written is read alike."""
     both = Dsn(
-        MailWishes("HDRS", "a+2Bb"),
+        MailParameters("HDRS", "a+2Bb"),
         (
-            RcptWishes(),
-            RcptWishes(Notify.NEVER, "rfc822;x@y"),
-            RcptWishes(Notify.SUCCESS | Notify.FAILURE | Notify.DELAY),
+            RcptParameters(),
+            RcptParameters(Notify.NEVER, "rfc822;x@y"),
+            RcptParameters(Notify.SUCCESS | Notify.FAILURE | Notify.DELAY),
         ),
     )
     assert both.of_mail() == b" RET=HDRS ENVID=a+2Bb"
     assert [both.of_rcpt(place) for place in range(3)] == [
         b"", b" NOTIFY=NEVER ORCPT=rfc822;x@y", b" NOTIFY=SUCCESS,FAILURE,DELAY",
     ]  # fmt: skip
-    assert Dsn(MailWishes(), (RcptWishes(),)).of_mail() == b""
+    assert Dsn(MailParameters(), (RcptParameters(),)).of_mail() == b""
     assert mail(both.of_mail().decode()) == both.mail
     assert [rcpt(both.of_rcpt(place).decode()) for place in range(3)] == list(both.rcpt)
 
@@ -162,5 +164,5 @@ def test_what_is_said_to_the_next_server():
 )
 def test_with_a_return_path_of_the_relays_own(asked: Notify, said: Notify):
     """It wants what fails, and tells of success itself; who wants nothing gets nothing."""
-    dsn = Dsn(MailWishes("FULL", "x"), (RcptWishes(asked, "rfc822;x@y"),))
-    assert dsn.returning_here() == Dsn(dsn.mail, (RcptWishes(said, "rfc822;x@y"),))
+    dsn = Dsn(MailParameters("FULL", "x"), (RcptParameters(asked, "rfc822;x@y"),))
+    assert dsn.returning_here() == Dsn(dsn.mail, (RcptParameters(said, "rfc822;x@y"),))

@@ -51,7 +51,7 @@ from relay.http.routing import Api
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.returns import generic, postmark
-from relay.returns.notice import MalformedReport, Notice
+from relay.returns.upstream_report import MalformedReport, UpstreamReport
 from relay.webhooks.signing import ID, SIGNATURE, key_of, proves
 
 log = get_logger()
@@ -166,7 +166,7 @@ def register(api: Api) -> None:
             headers={"WWW-Authenticate": 'Basic realm="relay notifications"'},
         )
 
-    async def follow(notice: Notice | None, name: str | None) -> NotificationOutcome:
+    async def follow(notice: UpstreamReport | None, name: str | None) -> NotificationOutcome:
         notified = deps.notified
         if notice is None or notified is None:
             log.info("notifications.ignored")
@@ -175,7 +175,7 @@ def register(api: Api) -> None:
         return NotificationOutcome(status="reported" if changed else "ignored")
 
 
-def read(body: bytes) -> Notice | None:
+def read(body: bytes) -> UpstreamReport | None:
     """Read a post in whichever form it has; None: nothing follows from it."""
     try:
         said: Any = json.loads(body)

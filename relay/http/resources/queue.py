@@ -31,7 +31,7 @@ from relay.http.operations import (
 )
 from relay.http.routing import Api
 from relay.outbound.admin import Traffic, Wanted
-from relay.outbound.shaping import Limits
+from relay.outbound.shaping.rules import Limits
 
 
 class QueueState(View):

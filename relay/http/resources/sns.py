@@ -65,7 +65,7 @@ from relay.mailboxes.sns import (
 )
 from relay.metrics import registry
 from relay.returns import ses
-from relay.returns.notice import MalformedReport
+from relay.returns.upstream_report import MalformedReport
 
 log = get_logger()
 

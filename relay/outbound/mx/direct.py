@@ -3,7 +3,8 @@
 Promises
 - A site has at most `most` connections, and begins with `FIRST_WIDTH`: a site that stalls cannot
   take the places of others, however much mail waits for it.
-- A receiver (`relay.outbound.traffic`) has no more than it is given, with all its sites together.
+- A receiver (`relay.outbound.shaping.traffic`) has no more than it is given, with all its sites
+  together.
 - Reports of TLS go whatever TLS is like: they tell of it (RFC 8460, 3).  A message is one by
   its owner, whatever it has in MAIL FROM.
 - Mail for the relay's own domains takes the loop: nobody is asked where this relay is.

@@ -20,9 +20,9 @@ from relay.outbound.notified import Notified
 from relay.outbound.returned import POSTS_KEPT, Returned, forget_reports
 from relay.outbound.suppressions import Suppressions
 from relay.ports.proxy import networks
-from relay.returns.notice import Notice
 from relay.returns.paths import ReturnPaths, Tokens
 from relay.returns.report import COMPLAINT, Report
+from relay.returns.upstream_report import UpstreamReport
 from tests.http.conftest import House, open_house
 from tests.outbound.node import Node, put, status
 from tests.returns import test_generic as plain
@@ -326,7 +326,7 @@ async def test_a_body_is_bounded(upstream: Upstream):
 async def test_a_replay_to_another_node_at_once_does_nothing(upstream: Upstream):
     """Of many at the same time one counts; ids are forgotten when no signature holds any more."""
     message_id = await upstream.message()
-    said = Notice((PATHS.path_of(message_id),), COMPLAINED)
+    said = UpstreamReport((PATHS.path_of(message_id),), COMPLAINED)
     pool = upstream.house.pool
     outcomes: list[bool] = []
 

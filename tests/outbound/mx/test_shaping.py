@@ -12,8 +12,8 @@ from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.gates import Standing
 from relay.outbound.rates import SharedRates
-from relay.outbound.shaping import Rules, parse
-from relay.outbound.traffic import SUSPENDED, Traffic
+from relay.outbound.shaping.rules import Rules, parse
+from relay.outbound.shaping.traffic import SUSPENDED, Traffic
 from tests.eventually import eventually
 from tests.lifecycle.collecting import KEY
 from tests.lifecycle.people import insert
@@ -122,7 +122,7 @@ async def test_a_suspension_is_stored_after_an_outage_of_its_table(pool):
         async with world(pool, mx("one.example", "2"), scripts, traffic=one) as w:
             await w.send("a@one.example", status="queued")
             await eventually(lambda: rows(w), "it is stored", until=bool)
-            assert len(one.held(trio.current_time(), SUSPENDED)) == 1
+            assert len(one.in_force(trio.current_time(), SUSPENDED)) == 1
     finally:
         await pool.execute("ALTER TABLE IF EXISTS relay.gone RENAME TO outbound_shaping")
 

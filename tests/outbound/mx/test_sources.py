@@ -12,9 +12,9 @@ from typing import Any
 import trio
 
 from relay.outbound.rates import Grant, SharedRates
-from relay.outbound.shaping import Rules
+from relay.outbound.shaping.rules import Rules
+from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.sources import parse
-from relay.outbound.traffic import Traffic
 from tests.eventually import eventually
 from tests.outbound.mx.test_direct import mx, world
 from tests.outbound.node import put, status

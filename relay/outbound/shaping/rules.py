@@ -31,7 +31,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from relay.addresses import canonical_domain
 from relay.errors import ConfigError
-from relay.outbound.reply_patterns import Pattern, compile_pattern
+from relay.outbound.rate import Rate
+from relay.outbound.shaping.reply_patterns import Pattern, compile_pattern
 from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
 from relay.settings import duration
 from relay.smtp.client import Outcome, Phase, Verdict
@@ -98,13 +99,6 @@ class ReplyRule:
         ):
             return False
         return self.text is None or self.text.found_in(outcome.text)
-
-
-class Rate(NamedTuple):
-    """So many mails a second, of which so many may go at once after a silence."""
-
-    rate: float
-    burst: float
 
 
 Given = TypeVar("Given", int, Rate)

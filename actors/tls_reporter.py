@@ -1,4 +1,4 @@
-"""The reporter: writes down how TLS ended with others' servers, and tells their domains of it.
+"""The TLS reporter: writes down how TLS ended with others' servers, and tells their domains of it.
 
 This module decides when that is done and which node leads; `relay/outbound/tls_reports.py` counts,
 stores and tells.
@@ -6,7 +6,7 @@ stores and tells.
 Promises
 - Counts of this node are added once a minute; in a drain those since then, after the last delivery
   has ended.
-- One node at a time makes reports, under the lease `reporter`; its statements carry the term.
+- One node at a time makes reports, under the lease `tls_reporter`; its statements carry the term.
 
 Fails: never on an outage of the database; counts of that time are in the next minute's rows.
 
@@ -35,7 +35,7 @@ from supervisor import Context, Drained
 
 log = get_logger()
 
-_LEASE = "reporter"
+_LEASE = "tls_reporter"
 _LEASE_TTL = 120.0  # s; a report may wait for a DNS and four web servers
 _LAST = 2.0  # s for the last rows
 
@@ -69,13 +69,13 @@ async def run(
                     await _report(ctx, pool, reports, node, wake_outbound)
             except DatabaseUnavailable as error:
                 if not outage.is_on:
-                    log.warning("reporter.waits_for_database", reason=str(error))
+                    log.warning("tls_reporter.waits_for_database", reason=str(error))
                 seconds = outage.lost()
             except psycopg.Error as error:
-                log.warning("reporter.refused", error=type(error).__name__)
+                log.warning("tls_reporter.refused", error=type(error).__name__)
             else:
                 if outage.over():
-                    log.info("reporter.recovered")
+                    log.info("tls_reporter.recovered")
             messages = await wait_for_messages(ctx, seconds)
             if any(isinstance(message, SweepNow) for message in messages):
                 report_at = trio.current_time()
@@ -84,7 +84,7 @@ async def run(
             try:
                 await reports.store()
             except (DatabaseUnavailable, psycopg.Error) as error:
-                log.info("reporter.left", reason=type(error).__name__)
+                log.info("tls_reporter.left", reason=type(error).__name__)
 
 
 async def _report(

@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 import trio
 
 from relay.db.pool import Pool
-from relay.outbound.traffic import Learned, Receiver
+from relay.outbound.shaping.traffic import Learned, Receiver
 
 
 class ShapingStore:

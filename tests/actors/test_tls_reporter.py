@@ -1,4 +1,4 @@
-"""The reporter: stores what was counted, reports what is over, and outlasts the database."""
+"""The TLS reporter: stores what was counted, reports what is over, and outlasts the database."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from actors import reporter
+from actors import tls_reporter
 from actors.messages import SweepNow
 from relay.db.pool import Pool
 from relay.dns.questions import Answer, Question, found
@@ -40,7 +40,7 @@ async def test_what_was_counted_is_stored_at_once_and_in_the_drain(pool: Pool):
     """What was counted meanwhile is not lost by a restart."""
     results = TlsResults()
     results.count(RESULT)
-    async with running(reporter.run, pool=pool, reports=reports(pool, results)):
+    async with running(tls_reporter.run, pool=pool, reports=reports(pool, results)):
         await becomes(pool, ROWS, 1)
         results.count(RESULT)
     assert await pool.fetch_value(ROWS) == 2
@@ -55,7 +55,7 @@ async def test_a_day_that_is_over_is_reported_and_the_claimer_told(pool: Pool):
     await pool.execute("UPDATE relay.tls_results SET day = day - 2")
     told: list[DueLane] = []
     parts = {"pool": pool, "reports": first, "wake_outbound": told.extend}
-    async with running(reporter.run, **parts) as (_, box):
+    async with running(tls_reporter.run, **parts) as (_, box):
         await becomes(pool, "SELECT count(*) FROM relay.tls_reports", 1)
         await pool.execute("UPDATE relay.tls_reports SET due_at = now()")
         box.send_nowait(SweepNow())
@@ -63,7 +63,7 @@ async def test_a_day_that_is_over_is_reported_and_the_claimer_told(pool: Pool):
         await becomes(pool, "SELECT count(*) FROM relay.tls_reports", 0)
     assert [lane.domain for lane in told] == ["shop.example"]
     leases = await pool.fetch_value(
-        "SELECT count(*) FROM relay.leases WHERE name = 'reporter' AND expires_at > now()"
+        "SELECT count(*) FROM relay.leases WHERE name = 'tls_reporter' AND expires_at > now()"
     )
     assert leases == 0
 
@@ -84,8 +84,8 @@ async def test_an_outage_costs_nothing(pool: Pool):
 
     away = Away(pool, results, ask, post, sender=SENDER)
     with structlog.testing.capture_logs() as lines:
-        async with running(reporter.run, pool=pool, reports=away, every=0.1):
-            await logged(lines, "reporter.waits_for_database")
+        async with running(tls_reporter.run, pool=pool, reports=away, every=0.1):
+            await logged(lines, "tls_reporter.waits_for_database")
             away.failing = False
             await becomes(pool, ROWS, 1)
-            await logged(lines, "reporter.recovered")
+            await logged(lines, "tls_reporter.recovered")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import Security, TlsPolicy
 from relay.outbound.mx.sites import Site, site_of
-from relay.outbound.shaping import LEAST_FACTOR, STEP, Asks, Limits, Rate, Rules, parse
-from relay.outbound.traffic import (
+from relay.outbound.rate import Rate
+from relay.outbound.shaping.rules import LEAST_FACTOR, STEP, Asks, Limits, Rules, parse
+from relay.outbound.shaping.traffic import (
     MOST_SEEN,
     SLOWED,
     SUSPENDED,
@@ -133,8 +134,8 @@ def test_a_suspension_is_told_once_and_made_longer_by_what_comes_later():
     later = learn(one, BIG, 451, 100.0)
     assert isinstance(later, Learned)
     assert later.until == 1900.0
-    assert [each.receiver for each in one.held(1800.0, SUSPENDED)] == [BIG]
-    assert one.held(1900.0, SUSPENDED) == []
+    assert [each.receiver for each in one.in_force(1800.0, SUSPENDED)] == [BIG]
+    assert one.in_force(1900.0, SUSPENDED) == []
 
 
 def test_a_receiver_without_rules_of_its_own_has_those_for_all():
@@ -171,13 +172,13 @@ def test_what_all_nodes_know_takes_the_place_of_what_this_one_knew():
     learn(one, BIG, 451, 0.0)
     learn(one, BIG, 421, 0.0)
     other = Learned(Receiver("big", "bulk"), SUSPENDED, 500.0, 1.0, "z.example", "451 no")
-    mine = one.held(1.0, SLOWED)[0]
+    mine = one.in_force(1.0, SLOWED)[0]
     ended = one.take_over([other, mine._replace(since=0.0)], 1.0)
     assert [(each.receiver, each.kind) for each in ended] == [(BIG, SUSPENDED)]
-    assert one.held(1.0, SUSPENDED) == [other]
+    assert one.in_force(1.0, SUSPENDED) == [other]
     ended = one.take_over([other], 500.0)
     assert [each.kind for each in ended] == [SLOWED]  # the other is over by time
-    assert one.held(499.0, SUSPENDED) == []
+    assert one.in_force(499.0, SUSPENDED) == []
 
 
 def test_the_rate_of_a_domain_is_its_receivers():

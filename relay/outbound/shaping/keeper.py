@@ -22,9 +22,9 @@ from relay.db.listen import Hub
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.outbound.jobs import Job
-from relay.outbound.shaping_store import ShapingStore
+from relay.outbound.shaping.store import ShapingStore
+from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic
 from relay.outbound.suppressions import Refused, Suppressions
-from relay.outbound.traffic import SUSPENDED, Learned, Receiver, Traffic
 
 log = get_logger()
 
@@ -124,6 +124,6 @@ class ShapingKeeper:
         for one in ended:
             if one.kind == SUSPENDED:
                 gatekeeping.lift(one.receiver)
-        for one in self._traffic.held(now, SUSPENDED):
+        for one in self._traffic.in_force(now, SUSPENDED):
             gatekeeping.suspend(one, now)
         self._known.set()

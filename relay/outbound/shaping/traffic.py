@@ -3,7 +3,7 @@ of sources, from where mail leaves.
 
 A receiver is what the traffic rules limit and judge as one, seen from one source: a provider of the
 rules with all its sites, or a site that is no provider's.  The sender, the claimer and the control
-plane of a node share one `Traffic`; `relay.outbound.shaping_store` keeps what is learned for all
+plane of a node share one `Traffic`; `relay.outbound.shaping.store` keeps what is learned for all
 nodes.
 
 Promises
@@ -29,10 +29,19 @@ from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
-from relay.outbound.echoes import unechoed
 from relay.outbound.gates import GateKey, Standing
 from relay.outbound.mx.sites import Site, SiteKey
-from relay.outbound.shaping import LEAST_FACTOR, STEP, Asks, Counts, Limits, Provider, Rate, Rules
+from relay.outbound.rate import Rate
+from relay.outbound.shaping.echoes import unechoed
+from relay.outbound.shaping.rules import (
+    LEAST_FACTOR,
+    STEP,
+    Asks,
+    Counts,
+    Limits,
+    Provider,
+    Rules,
+)
 from relay.outbound.sources import Sources
 from relay.smtp.client import Outcome, Verdict
 
@@ -288,7 +297,7 @@ class Traffic:
         self._learned = there
         return ended
 
-    def held(self, now: float, kind: str) -> list[Learned]:
+    def in_force(self, now: float, kind: str) -> list[Learned]:
         """What receivers have asked for and is not over."""
         return [one for one in self._learned.values() if one.kind == kind and one.until > now]
 
@@ -300,7 +309,7 @@ class Traffic:
 
     def statistics(self, now: float) -> list[Standing]:
         """Those that are slowed, the slowest first; those that are suspended have gates."""
-        slowed = sorted(self.held(now, SLOWED), key=lambda one: one.factor)
+        slowed = sorted(self.in_force(now, SLOWED), key=lambda one: one.factor)
         return [
             Standing(
                 one.receiver.shown,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from relay.errors import ConfigError
 from relay.log import get_logger
-from relay.outbound.shaping import Rules, parse
+from relay.outbound.shaping.rules import Rules, parse
 
 log = get_logger()
 
-SHIPPED = Path(__file__).with_name("shaping.toml")
+SHIPPED = Path(__file__).with_name("shipped.toml")
 """The rules for large providers that come with the relay."""
 
 _MOST_BYTES = 4 << 20

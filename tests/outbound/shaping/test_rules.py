@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from relay.errors import ConfigError
-from relay.outbound.shaping import (
+from relay.outbound.rate import Rate
+from relay.outbound.shaping.file import SHIPPED, ShapingFile
+from relay.outbound.shaping.rules import (
     LEAST_FACTOR,
     WITHIN,
     Asks,
     Counts,
     Limits,
     Provider,
-    Rate,
     ReplyRule,
     Rules,
     parse,
 )
-from relay.outbound.shaping_file import SHIPPED, ShapingFile
 from relay.smtp.client import Outcome, Phase, Verdict
 
 WHOLE = """

@@ -28,7 +28,7 @@ def turn_of(process: int) -> float:
 
 _ASKS = """
 import os, subprocess
-from relay.scheduling import ask_for_short_turns
+from relay.cpu_turns import ask_for_short_turns
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)

@@ -21,7 +21,7 @@ class MalformedReport(PermanentFailure):
     """A post calls itself a report, and is none."""
 
 
-class Notice(NamedTuple):
+class UpstreamReport(NamedTuple):
     """The report of a message, and the names of the message."""
 
     names: tuple[str, ...]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from relay.outbound.echoes import unechoed
-from relay.outbound.shaping import Rules, parse
-from relay.outbound.shaping_file import SHIPPED
-from relay.outbound.traffic import Learned, Receiver, Traffic
+from relay.outbound.shaping.echoes import unechoed
+from relay.outbound.shaping.file import SHIPPED
+from relay.outbound.shaping.rules import Rules, parse
+from relay.outbound.shaping.traffic import Learned, Receiver, Traffic
 from relay.smtp.client import Outcome, Phase, Verdict
 
 SAYS = "all messages from x will be permanently deferred"

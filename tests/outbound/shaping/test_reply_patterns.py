@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relay.outbound.reply_patterns import MOST_LOOKED_AT, compile_pattern
+from relay.outbound.shaping.reply_patterns import MOST_LOOKED_AT, compile_pattern
 
 
 @pytest.mark.parametrize(
