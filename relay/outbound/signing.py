@@ -33,10 +33,11 @@ L = TypeVar("L")
 
 THREADS = 2
 """Batches at a time where threads sign: with the loop's own they keep two processors busy."""
-A_PROCESS = 2
-"""Batches at a time for each process that signs: while it makes one, the next is there."""
-BATCH = 8
-"""Messages that are signed together: some milliseconds."""
+A_PROCESS = 4
+"""Batches at a time for each process that signs: it has the next while the loop is busy elsewhere
+for some milliseconds."""
+BATCH = 16
+"""Messages that are signed together: five milliseconds."""
 TOGETHER = 128
 """Mails of a line: several for each of its connections, as a mail that follows another on one costs
 a third less of all (`python -m tests.bench outbound`)."""
