@@ -656,7 +656,9 @@ class Database:
             if size := site.heard():
                 self._world.whisper("db.notified", size=size)
                 for fileno, listener in self._listeners.items():
-                    if self._where.get(listener.conn) is site:
+                    # One that was given up while the server stood still hears nothing.
+                    there = listener.conn.pgconn.status == pq.ConnStatus.OK
+                    if there and self._where.get(listener.conn) is site:
                         self._await_bytes(fileno, listener.had + size)
                         self._world.whisper(
                             "db.sent", fd=fileno, had=listener.had, has=_unread(fileno)

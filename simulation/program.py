@@ -96,6 +96,7 @@ def main() -> int:
                 "seed": outcome.seed,
                 "virtual_seconds": outcome.virtual_seconds,
                 "events": outcome.events,
+                "statements": outcome.statements,
                 "faults": Counter(fault.kind for fault in outcome.faults),
                 "violations": len(outcome.violations),
             }

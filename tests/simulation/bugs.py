@@ -39,7 +39,7 @@ BUGS = (
         "stored = await self._look(batch, str(error))",
         "stored = set(_ids(batch))",
         "250 was said, and it is not there",
-        seed=3,
+        seed=1,
     ),
     Planted(
         "the Ack goes out before the blob is stored",
@@ -47,7 +47,7 @@ BUGS = (
         "        await self._put(blobs, answers)\n        self._channel.post(*answers)\n",
         "        self._channel.post(*answers)\n        await self._put(blobs, answers)\n",
         "acknowledged, and its device never got it",
-        seed=3,
+        seed=1,
     ),
     Planted(
         "a message is stored without a look at the mailbox's end",
@@ -56,7 +56,7 @@ BUGS = (
         "            LIMIT 1",
         "            LIMIT 1",
         "s after its end",
-        seed=4,
+        seed=2,
     ),
     Planted(
         "a deferral counts as a delivery",
@@ -64,7 +64,7 @@ BUGS = (
         "    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DEFERRED",
         "    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DELIVERED",
         "said to be sent, and nobody got it",
-        seed=2,
+        seed=3,
     ),
     Planted(
         "an attempt too few",
@@ -203,7 +203,6 @@ BUGS = (
         "    lease_for: float = 2.0,\n",
         "    lease_for: float = 7200.0,\n",
         "there are still",
-        seed=None,
         faults="kill,database",
     ),
     Planted(
