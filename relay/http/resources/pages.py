@@ -2,12 +2,12 @@
 
 The pages are static, with their own scripts and styles, and nothing from elsewhere.
 
-The files are read once, at start, and served without comments, idle blanks and what else scripts
-mean the same without.  Who takes gzip gets
-it, packed once; nothing in a page is secret, so its length gives nothing away.  Their policy
-forbids inline code and other origins, so a subject line that holds markup stays text even if a
-script of ours were to slip.  They may frame the relay's own answers (a message's HTML, in a
-sandbox), so that a link in a stranger's mail cannot lead the frame elsewhere.
+The files are read once, at start, and served without comments, idle blanks and what else a browser
+reads the same without.  Who takes gzip gets it, packed once; nothing in a page is secret, so its
+length gives nothing away.  Their policy forbids inline code and other origins, so a subject line
+that holds markup stays text even if a script of ours were to slip.  They may frame the relay's own
+answers (a message's HTML, in a sandbox), so that a link in a stranger's mail cannot lead the frame
+elsewhere.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import minify
 import rcssmin
-import rjsmin
 import trio
 from quart import Response, request
 
@@ -144,62 +144,14 @@ class Document(View):
     components: dict[str, Any]
 
 
-_VERBATIM = re.compile(
-    r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`(?:[^`\\]|\\.)*`"""
-    r"""|(?<=[=>(,:!&|?{};\n[])/(?:[^/\\\n[]|\\.|\[(?:[^]\\\n]|\\.)*])+/[a-z]*)"""
-)
-"""Of a script without comments: strings, templates and regular expressions."""
-_CODE = re.compile(r"export const\b|const\b|\w+|;const\b ?|;(?=\})|,(?=[\])}])|\}\n(?=\w)|\s+|.")
-"""Of the code between, what may be said in less: `;const` is the comma of a `let` before it."""
-
-
 def served(path: Path) -> bytes:
     """What a browser gets of a file of the page."""
     text = path.read_text("utf-8")
     if path.suffix == ".js":
-        text = _shorter(str(rjsmin.jsmin(text)))
+        text = minify.string("text/javascript", text)
     elif path.suffix == ".css":
         text = str(rcssmin.cssmin(text))
     return text.encode()
-
-
-def _shorter(script: str) -> str:
-    """A script with what means the same in less: `let` for `const`, one for several, and nothing
-    before a bracket that ends anyway, or after one; the scripts end each other statement with a
-    semicolon, or would be no scripts then."""
-    lets = [False]  # for each bracket that is open: whether a `let` of this file's own goes on
-
-    def less(found: re.Match[str]) -> str:
-        one = found[0]
-        if one == "const":
-            lets[-1] = True
-            return "let"
-        if one.startswith(";const"):
-            if lets[-1]:
-                return ","
-            lets[-1] = True
-            return f";let{one[6:]}"
-        if one in "([{":
-            lets.append(False)
-        elif one[0] in ")]}":
-            lets.pop()
-            lets[-1] &= len(one) == 1
-            return one[0]
-        elif one[0] in ";,":
-            end = found.string[found.end() : found.end() + 1]
-            if end == "}" or (one == "," and end in {")", "]"}):
-                return ""
-            lets[-1] &= one != ";"
-        elif one == "export const":
-            lets[-1] = False
-            return "export let"
-        elif one == "\n":
-            lets[-1] = False
-        return one
-
-    pieces = _VERBATIM.split(script)
-    pieces[::2] = [_CODE.sub(less, piece) for piece in pieces[::2]]
-    return "".join(pieces)
 
 
 def register(api: Api) -> None:
