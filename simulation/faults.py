@@ -18,7 +18,7 @@ from simulation.database import HOST, Database
 from simulation.day import after
 from simulation.history import History, Trouble
 from simulation.network import Network
-from simulation.node import Node
+from simulation.node import LEASE, Node
 from simulation.workload import Around
 from simulation.world import World
 
@@ -66,7 +66,7 @@ _FROZEN_LASTS = 5.0  # as long, in proportion: beyond a lease at times
 OVERTAKEN = "overtaken"
 """Of a freeze: it begins with an answer of a server under way, and ends when another node is about
 to hand over the same mail; after `lasts` at the latest."""
-_OVERTAKEN_LASTS = 150.0
+_OVERTAKEN_LASTS = LEASE + 15.0
 HALF_OPEN = "half-open"
 """Of a cut: neither end hears of it, and nothing passes any more."""
 _UNHEARD = 100.0  # seconds after which both ends have given up
@@ -151,7 +151,7 @@ def plan(
                 size = round(size * rng.random(), 6)
                 whose, amid = "upstream", round(0.0002 + 0.002 * rng.random(), 6)
                 if rng.random() < 0.7:  # while outcomes wait for those before them
-                    whose, answers = "sender", rng.randint(1, 2)
+                    whose, answers = "sender", 1
             elif how < 0.35:
                 whose = rng.choice(_SPEAKERS)
                 amid = round(rng.choice((0.002, 0.01, 0.03)) * (0.01 + rng.random()), 6)
@@ -226,7 +226,8 @@ class Injector:
     async def _strike(self, fault: Fault) -> None:
         if fault.answers:
             with trio.move_on_after(_IDLE):
-                await self._around.wait_busy("", "")
+                in_hand = "upstream" if fault.other == OVERTAKEN else ""
+                await self._around.wait_busy("", in_hand)
                 for _ in range(fault.answers):
                     node = await self._database.wait_answer(fault.whose)
                     fault = replace(fault, node=node if fault.node else "")

@@ -560,6 +560,18 @@ BUGS = (
         days="0.02",
     ),
     Planted(
+        "mail is put back into the queue by who had lost it",
+        "relay/db/migrations/0041_notices.sql",
+        "        WHERE d.id = ANY (ARRAY[g.id])\n"
+        "          AND d.token = g.token\n"
+        "          AND g.status IN ('queued', 'held')",
+        "        WHERE d.id = ANY (ARRAY[g.id])\n          AND g.status IN ('queued', 'held')",
+        "without excuse",
+        seed=42,
+        faults="freeze,peer",
+        days="0.02",
+    ),
+    Planted(
         "an outcome counts although its lease was lost",
         "relay/db/migrations/0041_notices.sql",
         "        WHERE d.id = ANY (ARRAY[g.id])\n"
