@@ -307,7 +307,7 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "deleted": (at("Invoice"), partial(_press, "Delete")),
         "reply": (at("Invoice"), partial(_press, "Reply")),
         "add-tag": (at("Invoice"), partial(_press, "+ Tag")),
-        "release": (at("Invoice"), partial(_press, "Release")),
+        "release": (at("Invoice"), partial(_press, "Forward")),
         "delete-inbox": (f"mail/{ADA}", partial(_press, "Delete this inbox")),
         "chosen": ("mail/all", _choose),
         "palette": ("mail/all", _palette),

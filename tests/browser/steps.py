@@ -44,7 +44,7 @@ def create_inbox(page: Page) -> str:
     page.get_by_role("button", name="Create").click()
     expect(address).to_be_visible()
     expect(address).not_to_have_text(before)
-    expect(page.locator("#stream")).to_have_text("listening")
+    expect(page.locator("#stream")).to_have_text("live")
     return address.inner_text()
 
 

@@ -140,7 +140,7 @@ def test_all_of_a_full_anonymous_inbox_can_be_listed(own: RelayProcess, browse: 
     with browse() as visit:
         page = visit.page
         page.goto(own.run["http"])
-        page.get_by_label("Name").fill("o.neil+2f")
+        page.get_by_label("New inbox").fill("o.neil+2f")
         address = create_inbox(page)
         deliver(own, address, *(mail(f"number {n}", "t") for n in range(120)))
         rows = page.locator("#messages li")
@@ -253,7 +253,7 @@ def test_the_page_outlives_its_relay(own: RelayProcess, browse: Browse) -> None:
         expect(watched.locator(".stale #tree, #tree.stale")).to_be_visible()
         expect(inbox.locator("#stream")).to_contain_text("does not answer")
         own.start()
-        expect(inbox.locator("#stream")).to_have_text("listening")
+        expect(inbox.locator("#stream")).to_have_text("live")
         deliver(own, address, mail("after it all", "t"))
         expect(row(inbox, "messages", "after it all")).to_be_visible()
         expect(row(inbox, "inboxes", address).locator(".count")).to_have_text("1")

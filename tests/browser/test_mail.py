@@ -137,7 +137,7 @@ def test_what_an_application_sends_is_seen_at_once(relay: RelayProcess, browse: 
     with browse() as visit:
         page = signed_in(visit, relay, "mail")
         expect(page.get_by_role("heading", name="All mail")).to_be_visible()
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         page.route("**/api/v1/messages?*", lambda _: None)  # asked, and never answered
         seen: list[float] = []
         while len(seen) < 9 and min(seen, default=1.0) > 0.2:
@@ -277,6 +277,11 @@ def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
         expect(standing(page)).to_have_count(1)
         press("Escape")
         expect(search).to_have_value("")
+        search.fill("letter 1")
+        expect(rows).to_have_count(1)
+        press("Escape")
+        expect(search).to_have_value("")
+        expect(rows).to_have_count(3)
         page.get_by_role("button", name="Delete this inbox").click()
         asked = page.get_by_role("dialog", name="Delete this inbox")
         expect(asked).to_contain_text(address)
@@ -488,7 +493,18 @@ def test_all_is_found_by_one_key_and_tabs_agree(
         expect(page.locator("#message-subject")).to_have_text("needle")
         page.get_by_role("button", name="Reply").click()
         expect(page.get_by_role("textbox", name="Subject")).to_have_value("Re: needle")
+        page.keyboard.type("Thank you!")
+        written = page.get_by_role("textbox", name="Text")
+        expect(written).to_have_value(re.compile(r"^Thank you!\n\n>"))  # above what is quoted
         visit.check("reply", axe)
+        to = page.get_by_role("textbox", name="To")
+        given = to.input_value()
+        to.fill(f"Thank you!{given}")
+        page.get_by_role("button", name="Send", exact=True).click()
+        refused = page.locator("label:has([name=to]) + [role=alert]")
+        expect(refused).to_contain_text(re.compile("^To: "))
+        expect(to).to_be_focused()
+        to.fill(given)
         page.get_by_role("button", name="Send", exact=True).click()
         expect(page.locator("#toast")).to_contain_text("Queued")
         page.get_by_role("button", name="Delete", exact=True).click()
@@ -559,6 +575,12 @@ def test_the_palette_commands_actors_and_the_queue(relay: RelayProcess, browse: 
         api.post("/api/v1/messages/send", json=letter | {"subject": "s"}).raise_for_status()
         bounced = "/api/v1/outbound?status=bounced&recipient=nobody-has-it@relay.localhost"
         eventually_sync(lambda: api.get(bounced).json(), "it is bounced")
+        page.keyboard.press("Control+k")
+        for words in ("queue", "flush"):
+            page.get_by_role("combobox", name="Find or do").fill(words)
+            named = page.get_by_role("option").filter(has_text="Try all deferred mail now")
+            expect(named).to_be_visible()
+        page.keyboard.press("Escape")
         do("retry bounced", "retry all: Bounced")
         expect(dialog).to_contain_text(re.compile(r"Retry \d+ messages?\?"))
         expect(dialog).to_contain_text("Bounced. They are tried at once")
@@ -1018,13 +1040,13 @@ def test_a_search_offers_what_there_is_and_tags_say_what_is_unread(
         deliver(relay, address, *(tagged + mail(f"counted {n}", "the text") for n in range(2)))
         page = signed_in(visit, relay, "mail/all")
         badge = page.locator("#folders [data-key='tag:counted'] .badge")
-        expect(badge).to_have_text(re.compile(r"^2\+?$"))
+        expect(badge).to_have_text(re.compile("^[2•]$"))
         page.get_by_label("Search", exact=True).fill(f"to:{address[:9]}")
         offered = page.locator(f"#search-terms option[value='to:{address}']")
         expect(offered).to_have_count(1)
         page.get_by_label("Search", exact=True).fill("")
         row(page, "messages", "counted 0").get_by_role("link").click()
-        expect(badge).to_have_text(re.compile(r"^1\+?$"))
+        expect(badge).to_have_text(re.compile("^[1•]$"))
         # Of a mail that is text, the source is the whole of it.
         page.get_by_role("button", name="Source").click()
         source = page.locator("#message-source")
@@ -1079,7 +1101,7 @@ def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
         page.reload()  # it is loaded again up to there
         expect(seen).to_be_visible()
         eventually_sync(lambda: seen.bounding_box() == before, "it is where it was")
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         deliver(relay, address, mail("comes meanwhile", "t"))
         expect(seen).to_have_attribute("aria-posinset", "1002")
         assert seen.bounding_box() == before
@@ -1103,7 +1125,7 @@ def test_new_mail_moves_no_row_that_is_looked_at(
         page = signed_in(visit, relay, f"mail/{address}")
         rows, above = page.locator("#messages li"), page.locator("#above")
         expect(rows).to_have_count(many)
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         second = row(page, "messages", f"letter {many - 2}.")
         link = second.get_by_role("link")
         if looks == "open":
@@ -1246,23 +1268,23 @@ def test_all_that_match_are_changed_in_one_call(
         assert asked[3:] == [("DELETE", all_mail, before, None)]
 
         visit.to("mail/all?q=word")
-        change("Release the chosen")  # this relay's mail stays here
+        change("Forward the chosen")  # this relay's mail stays here
         expect(page.locator(".middle .problem")).to_contain_text("Nothing can be released here")
         page.route("**/api/v1/info", lambda asked: asked.fulfill(json={"release": True}))
         page.route("**/release", release)
-        sending = page.get_by_role("dialog", name="Release 3 messages")
+        sending = page.get_by_role("dialog", name="Forward 3 messages")
 
         def release_all() -> None:
-            chosen.get_by_role("button", name="Release the chosen").click()
+            chosen.get_by_role("button", name="Forward the chosen").click()
             sending.get_by_label("To").fill("bob@b.example")
             visit.check("release-all", axe)
-            sending.get_by_role("button", name="Release").click()
+            sending.get_by_role("button", name="Forward").click()
 
         release_all()
         alert = sending.get_by_role("alert")
         expect(alert).to_contain_text("Queued: 2 of 3. number 2: not from you")
         visit.check("release-some", axe)
-        sending.get_by_role("button", name="Release").click()
+        sending.get_by_role("button", name="Forward").click()
         expect(page.locator("#toast")).to_contain_text("Queued.")
         ids = [str(found[0]["id"]), str(found[1]["id"]), "third"]
         assert released == [*ids, ids[0]]
@@ -1355,6 +1377,7 @@ def test_where_nothing_is_to_be_seen_the_page_says_why(
         visit.page.route("**/api/v1/quota", lambda asked: asked.fulfill(json=quota))
         page = signed_in(visit, relay, "mail")
         expect(page.get_by_label("Minutes")).to_have_attribute("placeholder", "2880")
+        expect(page.locator("#lives")).to_have_text("It lives for 2 days.")
         lead = page.locator(".rail").get_by_role("link", name="Send the first mail")
         expect(lead).to_be_visible()
         visit.check("phone-fresh", axe)

@@ -186,7 +186,7 @@ def test_an_anonymous_inbox_outlives_a_reload(relay: RelayProcess, browse: Brows
         deliver(relay, address, mail("still here", "text", "<p>html</p>"))
         expect(page.locator("#messages li")).to_have_count(1)
         page.reload()
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         page.get_by_role("link", name="still here").click()
         page.get_by_role("button", name="HTML").click()
         expect(page.frame_locator("iframe").get_by_text("html")).to_be_visible()
@@ -205,7 +205,7 @@ def test_the_page_says_when_an_inbox_is_over(relay: RelayProcess, browse: Browse
         address = create_inbox(page)
         api.delete(f"/api/v1/mailboxes/{address}").raise_for_status()
         expect(page.locator("#stream")).to_contain_text("mailbox")
-        page.get_by_label("Name").fill("not a name")
+        page.get_by_label("New inbox").fill("not a name")
         page.get_by_role("button", name="Create").click()
         expect(page.get_by_role("alert").first).not_to_be_empty()
         assert visit.errors == []
@@ -673,6 +673,9 @@ def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> No
         expect(page.locator("#lines li").first).to_be_attached()
         left = "at => at.scrollHeight - at.scrollTop - at.clientHeight"
         assert page.locator("#lines").evaluate(left) < 40  # at its end, where it follows
+        page.get_by_label("Actor").fill("nobody")
+        expect(page.locator("#line-count")).to_have_text("No actor is called nobody.")
+        page.get_by_label("Actor").fill("")
         page.get_by_label("Text or message id").fill("supervision.pause")
         # Asked for anew a moment after the last key: until then the old lines stand.
         others = page.locator("#lines li").filter(has_not_text="supervision.pause")
@@ -682,12 +685,12 @@ def test_the_log_is_live_and_filtered(relay: RelayProcess, browse: Browse) -> No
         # Other tests may have paused others before: the line to wait for is that of the webhooks.
         expect(page.locator("#lines li").last).to_contain_text("target=webhooks")
         count = page.locator("#lines li").count()
-        page.get_by_role("button", name="hold still").click()
+        page.get_by_role("button", name="Pause").click()
         api.post("/api/v1/supervision/webhooks/pause").raise_for_status()
         api.post("/api/v1/supervision/webhooks/resume").raise_for_status()
-        expect(page.get_by_role("button", name="go on (1 more)")).to_be_visible()
+        expect(page.get_by_role("button", name="Resume (1 more)")).to_be_visible()
         expect(page.locator("#lines li")).to_have_count(count)
-        page.get_by_role("button", name="go on").click()
+        page.get_by_role("button", name="Resume").click()
         expect(page.locator("#lines li")).to_have_count(count + 1)
         page.locator("#lines li").last.get_by_text("target=webhooks").click()
         wanted = "supervision.pause target=webhooks"
@@ -729,11 +732,11 @@ def test_lines_that_came_while_held_outlive_a_new_stream(
         count = lines.count()
         swap.click()
         turn()
-        expect(swap).to_have_text("go on (1 more)")
+        expect(swap).to_have_text("Resume (1 more)")
         with page.expect_response("**/api/v1/logs?*"):
             page.evaluate("cuts.pop()()")
         turn()
-        expect(swap).to_have_text("go on (2 more)")
+        expect(swap).to_have_text("Resume (2 more)")
         swap.click()
         expect(lines).to_have_count(count + 2)
         with page.expect_response("**/api/v1/logs?*"):
@@ -867,9 +870,9 @@ def test_the_keyboard_is_enough(relay: RelayProcess, browse: Browse) -> None:
     with browse() as visit, relay.http() as api:
         page, keys = visit.page, visit.page.keyboard
         page.goto(relay.run["http"])
-        tab_to(page, page.get_by_label("Name"))
+        tab_to(page, page.get_by_label("New inbox"))
         keys.press("Enter")
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         address = page.locator("#address").inner_text()
         deliver(relay, address, mail("hello", "text of it", "<p>HTML of it</p>"))
         tab_to(page, page.get_by_role("link", name="hello"))

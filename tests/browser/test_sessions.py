@@ -159,7 +159,7 @@ def test_what_was_shown_and_loaded_by_links_is_over_with_the_session(
         address = api.post("/api/v1/mailboxes").json()["address"]
         deliver(relay, address, message.as_bytes())
         page = signed_in(visit, relay, f"mail/{address}")
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         deliver(relay, address, mail("comes by itself", "t"))
         expect(row(page, "messages", "comes by itself")).to_be_visible()
         page.get_by_role("link", name="The invoice").click()
@@ -189,7 +189,7 @@ def test_signing_out_shuts_an_open_inbox(relay: RelayProcess, browse: Browse) ->
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         page = signed_in(visit, relay, f"mail/{address}")
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         page.get_by_role("button", name="Sign out").click()
         signed_out(page)
         expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")

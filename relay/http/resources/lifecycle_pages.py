@@ -52,7 +52,7 @@ _ASK = {
 <p>{ask}</p>
 <form method="post" action="activate">
 <input type="hidden" name="token" value="{token}">
-<button type="submit">{button}</button>
+<button type="submit" class="main">{button}</button>
 </form>""",
     Action.PASSWORD_RECOVERY: """\
 <p>{ask}</p>
@@ -61,7 +61,7 @@ _ASK = {
 <label for="code">{code}
 <input id="code" name="code" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{{5}}" \
 maxlength="5" required autofocus></label>
-<button type="submit">{button}</button>
+<button type="submit" class="main">{button}</button>
 {resend}</form>""",
 }
 _RESEND = '<button type="submit" name="resend" value="yes" formnovalidate>{}</button>\n'

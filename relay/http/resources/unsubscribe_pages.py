@@ -52,7 +52,7 @@ _ASK = f"""\
 <form method="post" action="unsubscribe">
 <input type="hidden" name="token" value="{{token}}">
 <input type="hidden" name="{FIELD}" value="{ONE_CLICK}">
-<button type="submit">{{button}}</button>
+<button type="submit" class="main">{{button}}</button>
 </form>"""
 
 

@@ -9,6 +9,7 @@
 import { addressed, ask, every, get, page as list, Refused, send, session } from "./calls.js";
 import { feed, LOOK, look, titled } from "./badge.js";
 import { button, h, say } from "./dom.js";
+import { keysTo } from "./hotkeys.js";
 import { palette } from "./palette.js";
 import { drop, forget, handed, hold, pageKey, tabs } from "./secrets.js";
 import { choose, language, LANGUAGES, t } from "./strings.js";
@@ -66,9 +67,7 @@ function open() {
   page.move = null;
   titled(view.title);
   for (const link of document.querySelectorAll("#views a")) {
-    const here = link.dataset.view === name && view !== signin;
-    link.ariaCurrent = here ? "page" : null;
-    if (here) seen(link); // on a phone they are a strip
+    link.ariaCurrent = link.dataset.view === name && view !== signin ? "page" : null;
   }
   document.body.dataset.view = view === signin ? "signin" : name;
   const heading = h("h1", { text: view.title, tabindex: "-1" });
@@ -92,24 +91,6 @@ function open() {
 // Who --------------------------------------------------------------------------------------------
 
 const views = byId("views");
-// What is cut off fades, and nothing else does.
-const more = () => {
-  const { left, right } = views.getBoundingClientRect();
-  const fade = { less: 0, more: 0 };
-  for (const link of views.children) {
-    const at = link.getBoundingClientRect();
-    if (at.left < left - 2) fade.less = Math.max(0, at.right - left);
-    else if (at.right > right + 2) fade.more ||= Math.max(0, right - at.left);
-  }
-  for (const end in fade) views.style.setProperty(`--${end}`, `${fade[end]}px`);
-};
-const seen = (link) => link?.scrollIntoView({ block: "nearest", inline: "nearest" });
-views.addEventListener("scroll", more);
-new ResizeObserver(() => { // also when what stands beside it grows
-  seen(views.querySelector("[aria-current]"));
-  more();
-}).observe(views);
-
 function showWho() {
   views.replaceChildren(
     ...Object.entries(VIEWS)
@@ -122,7 +103,6 @@ function showWho() {
       ? h("a", { href: "#/signin", text: t("Sign in") })
       : button(t("Sign out"), leave, { title: page.who.owner ?? t("the administrator") }),
   );
-  more();
 }
 
 function become(who) {
@@ -220,13 +200,13 @@ addEventListener("hashchange", open);
 const found = {
   may,
   views: () => [
-    ...[...document.querySelectorAll("#views a, #folders a, #inboxes a")].map((link) => ({ title: link.querySelector("span")?.textContent ?? link.textContent, href: link.getAttribute("href") })),
+    ...[...document.querySelectorAll("#views a, #folders a, #inboxes a")].map((link) => ({ title: link.querySelector("span")?.textContent ?? link.textContent, href: link.getAttribute("href"), key: keysTo(link.dataset.view) })),
     { title: t("API reference"), href: "/docs" },
   ],
   more: async (wanted, options) => (may("admin") ? settings.found(wanted, options) : []),
   actions: () => [
-    ...(page.acts?.() ?? []),
-    ...(may("send") ? queue.acts({ may, get }) : []),
+    ...(page.acts?.() ?? []).map((one) => ({ ...one, here: true })),
+    ...(may("send") ? queue.acts({ may, get }).map((one) => ({ ...one, kind: t("queue"), here: page.view === queue })) : []),
     page.who ? { title: t("Sign out"), act: leave } : { title: t("Sign in"), act: () => (location.hash = "#/signin") },
     ...Object.entries(LANGUAGES).filter(([code]) => code !== language).map(([code, name]) => ({ title: `${t("Language of this page")}: ${name}`, act: () => choose(code) })),
   ],

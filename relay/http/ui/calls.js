@@ -48,7 +48,8 @@ export async function ask(path, { method = "GET", body, headers, signal, free, k
     if (signal?.aborted) throw error;
     if (!(error instanceof Refused)) throw new Error(t("The relay does not answer."));
     const { status, problem, title, detail, errors } = error;
-    error.message = problem === "unknown" ? t("The relay answered {0}.", status) : await refusal(title, errors.length ? errors : [detail]);
+    error.sentences = problem === "unknown" ? [t("The relay answered {0}.", status)] : await Promise.all((errors.length ? errors : [detail]).map((one) => refusal(title, [one])));
+    error.message = error.sentences.join(" ");
     if (status === 401 && !free) session.over();
     throw status === 429 || status >= 500 ? new Error(error.message) : error;
   }

@@ -11,6 +11,37 @@ export function opened(tag, properties, ...children) {
   return dialog;
 }
 
+// What a refusal says of a field stands at the field, by the name that the form has for it, and the
+// first of these fields has the focus.  Returns what is about none.
+function faults(form, sentences) {
+  let first = null;
+  const others = [];
+  for (const one of sentences) {
+    const [, name, at, fault] = /^(\w+)(?:\[(\d+)\])?: (.+)$/s.exec(one) ?? [];
+    const control = name && form.elements[name];
+    const label = control?.labels?.[0];
+    if (!label) {
+      others.push(one);
+      continue;
+    }
+    const given = control.value.trim().split(/[\s,;]+/); // of several addresses, the one that is meant
+    const about = at && given[1] ? given[at] : label.firstChild.textContent.trim();
+    const place = h("p.problem", { id: `fault-${name}`, role: "alert" });
+    label.after(place);
+    say(place, `${about}: ${fault}`);
+    control.ariaInvalid = "true";
+    control.setAttribute("aria-describedby", place.id);
+    first ??= control;
+  }
+  first?.focus();
+  return others;
+}
+
+function forgive(form) {
+  for (const one of form.querySelectorAll("[id^=fault-]")) one.remove();
+  for (const one of form.querySelectorAll("[aria-invalid]")) one.ariaInvalid = null;
+}
+
 const asks = (title, ...children) => opened("dialog.asks", { ariaLabel: title }, h("h2", title), ...children);
 
 // `fields`: elements; `act(values, going)` is called with what was filled in, and the window closes
@@ -30,9 +61,13 @@ export function asking({ title, says, fields = [], does, act, keep = t("Cancel")
   const form = h("form", {
     class: "asking",
     onsubmit: doing(trouble, async () => {
+      forgive(form);
       try {
         await act(filled(form), going);
         dialog.close();
+      } catch (error) {
+        const others = faults(form, error.sentences ?? []);
+        if (others.length || !form.querySelector("[id^=fault-]")) throw others.length ? new Error(others.join(" ")) : error;
       } finally {
         say(far, "");
         say(close, keep);

@@ -13,6 +13,7 @@ import { t } from "./strings.js";
 const LEAST = 120; // px
 const MOST = 60000;
 const SMALLEST = 0.5; // of its size
+let tall = LEAST; // as the last message was: the room that the next one has until it is there
 
 const getter = ({ prototype }, name) => Object.getOwnPropertyDescriptor(prototype, name).get;
 const root = getter(Document, "documentElement");
@@ -48,6 +49,7 @@ export class MessageFrame {
     // No script, no form, no navigation of the page, no window.
     this.frame.setAttribute("sandbox", "allow-same-origin");
     this.link = h("div.notice", { id: "link-asked", role: "status", hidden: true });
+    this.frame.style.height = `${tall}px`;
     this.element = h("div.framed", this.bar, this.frame, this.link);
     this.wide = new ResizeObserver(() => this.room !== this.element.clientWidth && this.fit());
     this.wide.observe(this.element);
@@ -66,6 +68,7 @@ export class MessageFrame {
 
   loaded() {
     if (!this.frame.src) return;
+    this.frame.classList.add("seen"); // until then the page's own colour is
     const page = (this.page = this.frame.contentDocument);
     this.frame.classList.toggle("apart", !page);
     if (!page) {
@@ -130,7 +133,8 @@ export class MessageFrame {
       const fits = zoom();
       if (fits < 1 && fits >= SMALLEST) style.zoom = fits; // else it is scrolled
       const bar = whole.scrollWidth > this.width ? 18 : 2; // one to scroll it sideways
-      this.frame.style.height = `${Math.min(MOST, Math.max(LEAST, whole.scrollHeight + bar))}px`;
+      tall = Math.min(MOST, Math.max(LEAST, whole.scrollHeight + bar));
+      this.frame.style.height = `${tall}px`;
     }
     if (scroller) scroller.scrollTop = top;
   }

@@ -10,6 +10,8 @@ const KEYS = [
   ["Enter", t("open it")],
   ["x", t("choose it, or not; X: with all from the last one")],
   ["u", t("unread, or read")],
+  ["r", t("reply")],
+  ["f", t("forward, as it came")],
   ["#", t("delete")],
   ["z", t("undo")],
   ["/", t("search")],
@@ -23,6 +25,7 @@ const KEYS = [
 ];
 
 const VIEWS = { a: "accounts", d: "devices", i: "mail", k: "keys", l: "logs", n: "now", o: "domains", q: "queue", s: "settings" };
+export const keysTo = (view) => Object.entries(VIEWS).filter(([, one]) => one === view).map(([letter]) => `g ${letter}`)[0];
 const LETTER = 1000; // ms that a g waits for its letter
 const WRITES = "input:not([type=checkbox]),textarea,select,[contenteditable]";
 
@@ -110,6 +113,8 @@ export function keysOf(mail, signal) {
   };
   const acts = {
     e: () => mark(true),
+    f: () => mail.reader.press("forward"),
+    r: () => mail.reader.press("reply"),
     i: () => document.querySelector("#remote-images:not([hidden]) button")?.click(),
     j: () => step(1),
     k: () => step(-1),

@@ -40,9 +40,10 @@ export function open(place, page) {
   const story = h("div", { id: "log-story", hidden: true });
   const level = h("select", { name: "level" }, LEVELS.map((name) => h("option", { value: name, text: name, lang: "en" })));
   const form = narrowing("log-filter", () => start(),
-    labelled(t("Actor"), input("actor", { placeholder: t("any"), spellcheck: false })), labelled(t("Level"), level), labelled(t("Text or message id"), input("text", { type: "search", placeholder: t("words, or event=relay.ready"), spellcheck: false })));
-  const swap = button(t("hold still"), () => hold(!held), { id: "log-hold" });
-  place.append(section(t("Log"), form, h("p.bar", swap, h("span.small", t("A press of a field narrows to it; of an id, it tells its story."))), story, count, trouble, list));
+    labelled(t("Actor"), input("actor", { placeholder: t("any"), spellcheck: false, list: "actors" })), labelled(t("Level"), level), labelled(t("Text or message id"), input("text", { type: "search", placeholder: t("words, or event=relay.ready"), spellcheck: false })));
+  const actors = h("datalist", { id: "actors" });
+  const swap = button(t("Pause"), () => hold(!held), { id: "log-hold" });
+  place.append(section(t("Log"), form, actors, h("p.bar", swap, h("span.small", t("A press of a field narrows to it; of an id, it tells its story."))), story, count, trouble, list));
 
   let waiting = [];
   let lost = 0;
@@ -51,10 +52,11 @@ export function open(place, page) {
   let anew = false; // another search is told
   let told = new Set(); // of the lines of this one, what the relay may tell again, with a new stream
   let following = null;
+  let known = null; // the names of actors
 
   function hold(wanted) {
     held = wanted;
-    say(swap, held ? t("go on") : t("hold still"));
+    say(swap, held ? t("Resume") : t("Pause"));
     if (!held) show();
   }
 
@@ -63,7 +65,7 @@ export function open(place, page) {
   function show() {
     due = false;
     if (held) {
-      say(swap, t("go on ({0} more)", number(waiting.length)));
+      say(swap, t("Resume ({0} more)", number(waiting.length)));
       return;
     }
     const fresh = waiting;
@@ -74,7 +76,8 @@ export function open(place, page) {
     list.append(...fresh.map(lineOf));
     const most = Math.max(MOST, fresh.length);
     while (list.childElementCount > most) list.firstElementChild.remove();
-    if (!list.childElementCount) say(count, t("No line yet."));
+    const actor = form.elements.actor.value.trim();
+    if (!list.childElementCount) say(count, actor && known && !known.has(actor) ? t("No actor is called {0}.", actor) : t("No line yet."));
     else say(count, dotted([list.childElementCount === 1 ? t("1 line") : t("{0} lines", number(list.childElementCount)), lost ? t("{0} older ones were dropped", number(lost)) : ""]));
     lost = 0;
     if (atEnd) list.scrollTop = list.scrollHeight;
@@ -92,7 +95,7 @@ export function open(place, page) {
     anew = true;
     lost = 0;
     held = false; // what is asked for now is to be seen
-    say(swap, t("hold still"));
+    say(swap, t("Pause"));
     tell(ID.test(text) ? text : null);
     const meant = selection(text);
     keepUp(signal, async () => {
@@ -157,9 +160,16 @@ export function open(place, page) {
     start();
   }
   page.signal.addEventListener("abort", () => following?.abort());
+  page.get("supervision").then((root) => {
+    known = new Set(namesIn(root));
+    actors.replaceChildren(...[...known].map((value) => h("option", { value })));
+    if (!list.childElementCount) show();
+  }, () => {}); // then one types the names unaided
   move(page);
   return move;
 }
+
+const namesIn = ({ name, children }) => [name, ...children.flatMap(namesIn)];
 
 function parsed(said) {
   try {

@@ -159,12 +159,15 @@ class Mail {
     const read = (title, act) => ({ title, act: () => act().catch((error) => say(reader.trouble, error.message)) });
     return [
       { title: t("New inbox"), act: () => this.rail.element.querySelector("#create button")?.click() },
-      { title: t("Search this list"), act: () => list?.field.focus() },
-      { title: t("Keys"), act: showKeys },
+      { title: t("Search this list"), key: "/", act: () => list?.field.focus() },
+      { title: t("Keys"), key: "?", act: showKeys },
       ...(message ? [
-        read(t("Mark unread"), () => this.unread(message)),
-        { title: t("Delete this message"), act: () => this.remove([message]) },
-        read(t("Release this message to somebody"), () => this.release([message])),
+        { ...read(t("Mark unread"), () => this.unread(message)), key: "u" },
+        { title: t("Delete this message"), key: "#", act: () => this.remove([message]) },
+        ...(this.page.may("send") ? [
+          { title: t("Reply"), key: "r", act: () => reader.press("reply") },
+          { title: t("Forward this message"), key: "f", act: () => reader.press("forward") },
+        ] : []),
       ] : []),
     ];
   }
@@ -174,13 +177,13 @@ class Mail {
     const { list } = this;
     const { signal } = this.page;
     const { release } = await get("info", { signal });
-    if (!release) throw new Error(t("Nothing can be released here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
+    if (!release) throw new Error(t("Nothing can be forwarded here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
     const left = (items === list ? await this.matching(list) : items).map((item) => ({ path: `${base(item.mailbox ?? list.at.address)}/messages/${item.id}/release`, about: item.subject || t("(no subject)") }));
     asking({
-      title: left.length === 1 ? t("Release this message") : t("Release {0} messages", number(left.length)),
+      title: left.length === 1 ? t("Forward this message") : t("Forward {0} messages", number(left.length)),
       says: t("It goes out as it came, byte for byte, to addresses that the relay's setting RELAY_OUTBOUND__RELEASE_TO allows, such as *@example.org."),
-      fields: [field("to", t("To"), { placeholder: t("ann@example.com") })],
-      does: t("Release"),
+      fields: [field("to", t("To"), { placeholder: t("ann@example.com"), autofocus: true })],
+      does: t("Forward"),
       act: async ({ to }, going) => {
         const wanted = to.split(/[\s,;]+/).filter(Boolean);
         const all = left.length;
@@ -487,9 +490,10 @@ function makeRail(mail) {
   const pages = new Pages(page.list, show);
 
   async function look() {
-    const { mailboxes, max_mailboxes: most, default_ttl_minutes: lives, unread: count } = await page.get("quota");
+    const { mailboxes, max_mailboxes: most, default_ttl_minutes: minutes, unread: count } = await page.get("quota");
     unread = count;
-    form.elements.ttl_minutes.placeholder = lives;
+    form.elements.ttl_minutes.placeholder = minutes;
+    lives();
     say(quota, most === null ? "" : t("{0} of {1} inboxes that you may have.", number(mailboxes), number(most)));
     if (all) await pages.start(`mailboxes${query({ q: search.value, limit: PAGE })}`);
     else show(kept().map((one) => ({ ...one, message_count: "" })), true);
@@ -504,19 +508,19 @@ function makeRail(mail) {
     }
   }
   function badges() {
-    const set = (badge, count, more = "") => {
+    const set = (badge, count, some = false) => {
       badge.hidden = !count;
-      say(badge, counted(count) + more);
+      say(badge, some ? "•" : counted(count));
       badge.title = t("unread");
     };
     for (const row of rows.values()) set(row.querySelector(".badge"), Number(row.dataset.unread));
     const everything = folders.querySelector("[data-key=all] .badge");
     if (everything) set(everything, unread);
-    // Of a tag, among the newest alone where there are more than were looked at.
-    const more = unread > newest.length ? "+" : "";
+    // Of a tag, a dot where there are more than were looked at: how many is not known.
+    const some = unread > newest.length;
     for (const link of folders.querySelectorAll("[data-key^='tag:']")) {
       const tag = link.dataset.key.slice(4).toLowerCase();
-      set(link.querySelector(".badge"), newest.filter(({ tags }) => tags?.some((one) => one.toLowerCase() === tag)).length, more);
+      set(link.querySelector(".badge"), newest.filter(({ tags }) => tags?.some((one) => one.toLowerCase() === tag)).length, some);
     }
   }
   // What is seen to have changed, before the next look at the list: of as many rows as a page has.
@@ -573,21 +577,27 @@ function makeRail(mail) {
           keepInboxes([{ address: made.address, expires_at: made.expires_at, page_key }, ...kept()]);
         }
         form.reset();
+        lives();
         location.hash = `#/mail/${part(made.address)}`;
         refresh();
       }),
     },
-    h("label", t("Name "), input("local_part", { autocomplete: "off", spellcheck: false, placeholder: t("random") })),
-    h("label", t("Minutes "), h("input", { name: "ttl_minutes", type: "number", min: "1" })),
+    h("label", t("New inbox "), input("local_part", { autocomplete: "off", spellcheck: false, placeholder: t("random name") })),
+    h("label", t("Minutes "), h("input", { name: "ttl_minutes", type: "number", min: "1", oninput: () => lives(), "aria-describedby": "lives" })),
     h("button", t("Create")),
   );
+  const lasts = h("p.small", { id: "lives" });
+  const lives = () => {
+    const { value, placeholder } = form.elements.ttl_minutes;
+    say(lasts, Number(value || placeholder) ? t("It lives for {0}.", lasting(60 * (value || placeholder))) : "");
+  };
   const words = button(t("Notify me"), async () => {
     words.ariaPressed = String(await notify(!notifies()));
   }, { title: t("Say so when mail comes while this page is not looked at"), ariaPressed: String(notifies()) });
   const makes = page.who === null || page.may("read");
   const element = h("section.rail", { ariaLabel: t("Inboxes") },
     h("div.scroller",
-      makes ? form : h("p.small", t("A key makes and reads inboxes with the scope read, which this one has not.")), trouble,
+      makes ? [form, lasts] : h("p.small", t("A key makes and reads inboxes with the scope read, which this one has not.")), trouble,
       folders,
       h("h2.small", t("Inboxes")),
       all ? search : null,
@@ -698,7 +708,7 @@ class List {
     }
     if (this.last) this.reread(); // what was changed meanwhile nobody says
     else await this.refresh(); // the stream begins at the present
-    say(this.stream, t("listening"));
+    say(this.stream, t("live"));
     for await (const event of eventsIn(response)) {
       this.last = event.id ?? this.last;
       await this.loading; // an older list would wipe it out
@@ -769,6 +779,7 @@ class List {
   leave(pressed) {
     if (!["Enter", "Escape"].includes(pressed.key) || pressed.isComposing) return;
     pressed.preventDefault();
+    if (pressed.key === "Escape") this.field.value = "";
     this.typed(true);
     this.heading.focus();
     if (this.rows.items.length) this.rows.stand(Math.max(0, this.rows.at), true);
@@ -886,9 +897,11 @@ class List {
       this.chosen.append(h("span"), button(t("All"), doing(this.trouble, () => this.chooseAll()), { title: t("All that are in this list, or match the search") }),
         button(t("Read"), mark(true)), button(t("Unread"), mark(false)),
         button(t("Tag"), () => this.mail.tag(what(), none), { ariaLabel: t("Tag the chosen") }),
-        this.page.may("send") ? button(t("Release"), doing(this.trouble, () => this.mail.release(what())), { ariaLabel: t("Release the chosen") }) : "",
+        this.page.may("send") ? button(t("Forward"), doing(this.trouble, () => this.mail.release(what())), { ariaLabel: t("Forward the chosen") }) : "",
         button(t("Delete"), removeThem, { ariaLabel: t("Delete the chosen") }), button(t("None"), none));
     }
+    const { items, more } = this.rows;
+    say(this.chosen.children[1], more ? t("All that match") : this.q ? t("All {0} that match", number(items.length)) : t("All {0}", number(items.length)));
     say(this.chosen.firstChild, this.all ? t("All that match are chosen") : t("{0} chosen", count));
   }
 

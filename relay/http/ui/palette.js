@@ -24,7 +24,8 @@ async function act(one) {
   }
 }
 
-// `page`: {may, views() → [{title, href}], actions() → [{title, act(tell)}], more(words, options) → the
+// `page`: {may, views() → [{title, href}], actions() → [{title, act(tell), key, also,
+// here}]: `also` is found, too, and what is to be done `here` comes first, more(words, options) → the
 // same with a kind, and a promise of it}.
 export function palette(page) {
   if (document.querySelector("dialog[open]")) return;
@@ -55,15 +56,17 @@ export function palette(page) {
   const show = (items) => {
     known = items;
     found.replaceChildren(...items.map((one, index) => h("li", { id: `found-${index}`, role: "option", onclick: () => choose(one) },
-      h("span.kind", one.kind), h("span.name", { dir: "auto", text: one.title }), one.says ? h("span.small", { dir: "auto", text: one.says }) : "")));
+      h("span.kind", one.kind), h("span.name", { dir: "auto", text: one.title }), one.says ? h("span.small", { dir: "auto", text: one.says }) : "", one.key ? h("kbd", one.key) : "")));
     stand(0);
   };
   const here = (wanted) => {
     const fits = fitting(wanted);
+    const done = page.actions().map((one) => ({ kind: t("do"), ...one }));
     return [
-      ...page.views().filter(({ title }) => fits(title)).map((one) => ({ ...one, kind: t("go to") })),
-      ...page.actions().filter(({ title }) => fits(title)).map((one) => ({ ...one, kind: t("do") })),
-    ].sort(nearest(wanted));
+      ...done.filter(({ here }) => here),
+      ...page.views().map((one) => ({ ...one, kind: t("go to") })),
+      ...done.filter(({ here }) => !here),
+    ].filter(({ title, kind, also = "" }) => fits(`${title} ${kind} ${also}`)).sort(nearest(wanted));
   };
   const options = { signal: left.signal };
   async function actors(wanted) {

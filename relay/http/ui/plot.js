@@ -105,7 +105,10 @@ class Plot {
     const last = this.points.at(-1)?.[1];
     const most = Math.max(top, last ?? 0);
     say(this.now, last === undefined ? "…" : last === null ? t("unknown") : this.show(last));
-    say(this.most, this.columns.length ? t("at most {0}", this.show(most < 1e-6 ? 0 : most)) : "");
+    // One dot is no curve: what has just begun to be seen says so instead.
+    const young = this.columns.length === 1 && this.points[0][0] > end - (2 * (end - start)) / WIDTH;
+    say(this.most, young ? t("collecting") : this.columns.length ? t("at most {0}", this.show(most < 1e-6 ? 0 : most)) : "");
+    this.line.toggleAttribute("hidden", young);
     this.svg.setAttribute("aria-label", `${this.title}: ${this.now.textContent}, ${this.most.textContent}, ${SPANS[this.hours]}`);
   }
 

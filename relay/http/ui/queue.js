@@ -1,7 +1,7 @@
 // Queue: outbound mail by state, the list of one, and a message's whole story, side by side.
 //
 // Each state has an address, so that reload, back and a shared link lead to it:
-//   #/queue                  all (a phone: the states)   #/queue/all[/ID]
+//   #/queue                  all                         #/queue/all[/ID]
 //   #/queue/STATE[/ID]       what is in a state          #/queue/failures[/ID]  what failed, by error
 //   #/queue/overview         the queue as a whole, in place of a list
 //   #/queue/ID               a message, as links from elsewhere say it
@@ -73,11 +73,11 @@ const pauseAll = (act) => asking({ title: t("Pause all deliveries?"), says: t("O
 
 // For the palette, whichever view is open; `page`: {may, get}.
 export const acts = (page) => [
-  ...["failed", "bounced"].map((status) => ({ title: `${OF_ALL.retry}: ${LISTS[status]}`, act: (tell) => actOnAll(page, "retry", { status }, [LISTS[status]], tell) })),
+  ...["failed", "bounced"].map((status) => ({ title: `${OF_ALL.retry}: ${LISTS[status]}`, also: `retry ${status}`, act: (tell) => actOnAll(page, "retry", { status }, [LISTS[status]], tell) })),
   ...(page.may("admin") ? [
-    { title: t("Try all deferred mail now"), act: (tell) => flush(page, {}, tell) },
-    { title: t("Pause all deliveries"), act: () => pauseAll(() => turn("pause")) },
-    { title: t("Resume all deliveries"), act: async (tell) => tell((await turn("resume")).paused ? t("Paused") : t("Deliveries go on.")) },
+    { title: t("Try all deferred mail now"), also: ["flush", "retry"].join(" "), act: (tell) => flush(page, {}, tell) },
+    { title: t("Pause all deliveries"), also: "pause", act: () => pauseAll(() => turn("pause")) },
+    { title: t("Resume all deliveries"), also: "resume", act: async (tell) => tell((await turn("resume")).paused ? t("Paused") : t("Deliveries go on.")) },
   ] : []),
 ];
 
@@ -321,6 +321,7 @@ function makeRail(page) {
   page.every(EVERY, refresh); // that it fails says the look at the list
   const mark = (key) => {
     for (const [name, link] of links) link.ariaCurrent = name === key ? "page" : null;
+    links.get(key).scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are a strip
   };
   const narrow = (tail) => STATES.forEach((key) => links.get(key).setAttribute("href", `#/queue/${key}${tail}`));
   return { element, mark, narrow, refresh };

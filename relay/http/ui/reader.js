@@ -85,6 +85,11 @@ export class Reader {
     this.story = story;
   }
 
+  // Press a button of the message, where it has one.
+  press(what) {
+    this.element.querySelector(`#message-${what}`)?.click();
+  }
+
   // It was deleted elsewhere: what is shown is all there is of it.
   gone() {
     say(this.trouble, t("This message is deleted."));
@@ -185,8 +190,8 @@ export class Reader {
     this.element.replaceChildren(
       h("div.bar", this.back, ...this.near,
         h("span.space"),
-        page.may("send") ? button(t("Reply"), () => reply(message, this.mail), { title: t("Answer it from this inbox's address") }) : "",
-        page.may("send") ? button(t("Release"), doing(trouble, () => this.mail.release([message])), { title: t("Send it on as it came") }) : "",
+        page.may("send") ? button(t("Reply"), () => reply(message, this.mail), { id: "message-reply", title: t("Answer it from this inbox's address (r)") }) : "",
+        page.may("send") ? button(t("Forward"), doing(trouble, () => this.mail.release([message])), { id: "message-forward", title: t("Release it: it goes on as it came, byte for byte (f)") }) : "",
         button(t("Unread"), doing(trouble, () => this.mail.unread(message)), { title: t("Mark unread (u)") }),
         button(t("Delete"), () => this.mail.remove([message]), { title: t("Delete (#)") })),
       h("header.head",
@@ -322,13 +327,15 @@ function reply(message, mail) {
   const [to] = valuesOf(message.headers, "reply-to").concat(valuesOf(message.headers, "from"), message.from_address);
   const [id] = valuesOf(message.headers, "message-id");
   const said = (message.body_text ?? "").slice(0, 5000).split("\n").map((line) => `> ${line}`).join("\n");
+  const text = field("text", t("Text"), { rows: 10, value: `\n\n${said}`, autofocus: true });
+  text.control.setSelectionRange(0, 0); // what is typed stands above what is quoted
   asking({
     title: t("Reply"),
     says: t("From {0}", message.mailbox),
     fields: [
       field("to", t("To"), { value: to }),
       field("subject", t("Subject"), { value: /^re:/i.test(message.subject ?? "") ? message.subject : `Re: ${message.subject ?? ""}` }),
-      field("text", t("Text"), { rows: 10, value: `\n\n${said}` }),
+      text,
     ],
     does: t("Send"),
     act: async ({ to: wanted, subject, text }) => {
