@@ -24,6 +24,22 @@ const sheets = getter(Document, "styleSheets");
 const find = (page, selector) => Document.prototype.querySelector.call(page, selector);
 const listen = (page, kind, act, options) => EventTarget.prototype.addEventListener.call(page, kind, act, options);
 
+// What a message asks of the scheme, and what that is made: true or false of any screen, and still told
+// apart, so that it can be turned round.
+const SCHEME = /\(prefers-color-scheme: (dark|light)\)|\((?:min|max)-width: 0\.0([12])px\)/g;
+const turned = (said, dark) => said.replace(SCHEME, (_, scheme, mark) => {
+  const wanted = mark ? mark === "1" : scheme === "dark";
+  return `(${wanted === dark ? "min" : "max"}-width: 0.0${wanted ? 1 : 2}px)`;
+});
+
+// Turn what a sheet asks, or a rule and those in it, however deep.
+function turn(one, dark) {
+  const said = one.media?.mediaText ?? "";
+  const wanted = turned(said, dark);
+  if (wanted !== said) one.media.mediaText = wanted;
+  for (const inner of one.cssRules ?? []) turn(inner, dark);
+}
+
 export const outside = (target) => /^https?:/i.test(target);
 
 // An address as a browser reads it: the host in its own letters, and no sign that turns others round.
@@ -100,17 +116,10 @@ export class MessageFrame {
   }
 
   // As a reader in dark mode shows it, or in light mode, whichever this browser is in: what the
-  // message's styles say of dark mode holds, or does not.
+  // message's styles ask of the scheme holds, or does not.
   shade(dark = false) {
     this.dark = dark; // also of the same message with its images
-    const ALWAYS = "(min-width: 0.01px)", NEVER = "(max-width: 0.01px)";
-    for (const sheet of this.page ? sheets.call(this.page) : []) {
-      for (const { media } of [sheet, ...sheet.cssRules]) {
-        const said = media?.mediaText ?? "";
-        const wanted = said.replace(/\(prefers-color-scheme: dark\)|\(m(?:in|ax)-width: 0\.01px\)/g, dark ? ALWAYS : NEVER);
-        if (wanted !== said) media.mediaText = wanted;
-      }
-    }
+    for (const sheet of this.page ? sheets.call(this.page) : []) turn(sheet, dark);
     this.fit();
   }
 
