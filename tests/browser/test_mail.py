@@ -962,6 +962,104 @@ def test_the_lines_for_a_client_run_as_they_stand(
     """What an empty inbox shows to copy brings the first mail, to an address with odd characters,
     too.  The lines for frameworks and for Go are tried in test_frameworks.py."""
     with browse() as visit, relay.http() as api:
+def test_a_page_that_is_not_secure_copies_and_says_why_it_is_silent(
+    browse: Browse, tmp_path: Path, axe: str
+) -> None:
+    """By a name and without TLS a browser gives a page neither its clipboard nor notifications."""
+    env = {"RELAY_HTTP__PUBLIC_URL": "http://relay.example"}
+    with RelayProcess(tmp_path / "data", env=env) as relay, browse() as visit:
+        page = visit.page
+        page.goto(relay.run["http"].replace("127.0.0.1", "relay.example"))
+        assert page.evaluate("isSecureContext") is False
+        address = create_inbox(page)
+        copy = page.get_by_role("button", name="Copy the address")
+        copy.click()
+        expect(copy).to_have_text("copied")
+        search = page.get_by_label("Search", exact=True)
+        search.press("Control+v")
+        expect(search).to_have_value(address)
+        page.get_by_role("button", name="Notify me").click()
+        said = page.locator(".rail .foot")
+        expect(said).to_contain_text("only of pages that come over HTTPS")
+        visit.check("not-secure", axe)
+        assert visit.errors == []
+    with browse() as visit, RelayProcess(tmp_path / "data") as relay:
+        visit.page.goto(relay.run["http"])  # where Chromium without a head refuses unasked
+        visit.page.get_by_role("button", name="Notify me").click()
+        expect(visit.page.locator(".rail .foot")).to_contain_text("refuses notifications")
+
+
+def test_a_reload_leaves_what_is_read_and_the_queue_where_they_were(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """A long HTML mail is as tall as before only later; the queue's second page is asked for."""
+    html = "<p>long</p>" * 300 + "<p id=end>the end</p>"
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        deliver(relay, address, mail("long", None, html))
+        page = signed_in(visit, relay, f"mail/{address}")
+        page.get_by_role("link", name="long").click()
+        end, reader = page.frame_locator("iframe").locator("#end"), page.locator(".reader")
+        expect(end).to_be_attached()
+        end.scroll_into_view_if_needed()
+        top = reader.evaluate("it => it.scrollTop")
+        assert top > 1000
+        page.reload()
+        eventually_sync(
+            lambda: reader.evaluate("it => it.scrollTop"), "scrolled", until=lambda at: at == top
+        )
+        # Another message begins at its top.
+        deliver(relay, address, mail("other", None, html))
+        page.get_by_role("link", name="other").click()
+        expect(page.locator("#message-subject")).to_have_text("other")
+        assert reader.evaluate("it => it.scrollTop") == 0
+
+        to = [f"x{number}@reload.example" for number in range(80)]
+        body = {"from": "a@relay.localhost", "subject": "queued", "text": "t", "to": to}
+        body |= {"send_at": "2099-01-01T00:00:00Z"}
+        api.post("/api/v1/messages/send", json=body).raise_for_status()
+        visit.to("queue/queued?domain=reload.example")
+        rows, scroller = page.locator("#outbound li.row"), page.locator("#outbound")
+        expect(rows).to_have_count(50)
+        page.locator("#outbound .more button").click()
+        expect(rows).to_have_count(80)
+        scroller.evaluate("it => it.scrollTo(0, it.scrollHeight)")
+        top = scroller.evaluate("it => it.scrollTop")
+        assert top > 0
+        page.reload()
+        expect(rows).to_have_count(80)
+        eventually_sync(
+            lambda: scroller.evaluate("it => it.scrollTop"), "scrolled", until=lambda at: at == top
+        )
+        wanted = "/api/v1/outbound/matching/cancel?domain=reload.example"
+        api.post(wanted).raise_for_status()
+        api.delete(f"/api/v1/mailboxes/{address}?purge=true").raise_for_status()
+        assert visit.errors == []
+
+
+def test_a_tag_is_compared_without_case_as_mail_comes_and_is_tagged(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """As the relay does: a list of Alpha shows what comes with alpha, and what is tagged ALPHA."""
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        tag = f"Alpha{uuid.uuid4().hex[:8]}"
+        deliver(relay, address, f"X-Tags: {tag}\r\n".encode() + mail("the first", "t"))
+        page = signed_in(visit, relay, f"mail/tag:{tag}")
+        rows = page.locator("#messages li")
+        expect(rows).to_have_count(1)
+        expect(page.locator("#stream")).to_have_text("listening")
+        deliver(relay, address, f"X-Tags: {tag.lower()}\r\n".encode() + mail("the second", "t"))
+        expect(rows).to_have_count(2)
+        deliver(relay, address, mail("the third", "t"))
+        ids = [one["id"] for one in api.get(f"/api/v1/mailboxes/{address}/messages").json()]
+        path = f"/api/v1/mailboxes/{address}/messages/{ids[0]}"
+        api.patch(path, json={"add_tags": [tag.upper()]}).raise_for_status()
+        expect(rows).to_have_count(3)
+        api.delete(f"/api/v1/mailboxes/{address}?purge=true").raise_for_status()
+        assert visit.errors == []
+
+
         name = f"a/b%2f?{uuid.uuid4().hex}"
         address = api.post("/api/v1/mailboxes", json={"local_part": name}).json()["address"]
         page = signed_in(visit, relay, f"mail/{quote(address, safe='')}")

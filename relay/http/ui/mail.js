@@ -137,7 +137,7 @@ class Mail {
     for (const one of changed) {
       Object.assign(list.fresh.find(({ id }) => id === one.id) ?? {}, one);
       this.rail.note(one.tags);
-      if (!list.rows.patch(one) && one.tags.includes(list.at.tag)) list.again();
+      if (!list.rows.patch(one) && list.at.tag && list.tagged(one)) list.again();
       reader.tags(one);
     }
     const waiting = going.size;
@@ -722,7 +722,7 @@ class List {
     if (!this.rows.known.has(item.id)) came(item, this.hrefOf(item));
     this.mail.rail.recount();
     this.mail.rail.note(item.tags);
-    if (this.at.tag && !item.tags?.includes(this.at.tag)) return;
+    if (!this.tagged(item)) return;
     if (this.q) this.again();
     else {
       this.fresh.push(item);
@@ -767,6 +767,12 @@ class List {
     if (!whole && /^[a-z]+:/.test(last) && TERMS.some((term) => term.startsWith(last) && term !== last.replace(/:$/, ""))) return;
     if (q === this.q) return;
     this.q = q;
+  // Whether a message has the tag that all here have, in whatever case: tags are compared without.
+  tagged({ tags }) {
+    const wanted = this.at.tag?.toLowerCase();
+    return !wanted || Boolean(tags?.some((tag) => tag.toLowerCase() === wanted));
+  }
+
     const { values, parts } = addressed();
     if (this.q) values.set("q", this.q);
     else values.delete("q");
