@@ -35,6 +35,7 @@ ARGUMENTS = [
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
+    "--host-resolver-rules=MAP relay.example 127.0.0.1",  # a name for what is not local
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",

@@ -56,7 +56,7 @@ export const counted = (number) => (number >= MOST ? `${MOST - 1}+` : number || 
 export const notifies = () => "Notification" in self && Notification.permission === "granted" && localStorage.getItem(KEPT) === "yes";
 
 export async function notify(wanted) {
-  if (wanted && (await Notification.requestPermission()) !== "granted") return false;
+  if (wanted && (!("Notification" in self) || (await Notification.requestPermission()) !== "granted")) return false;
   localStorage.setItem(KEPT, wanted ? "yes" : "no");
   feed();
   return wanted;

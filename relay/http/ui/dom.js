@@ -92,6 +92,19 @@ export function settled(act) {
   };
 }
 
+// Where the page is not secure (plain HTTP by a name) there is no clipboard to write to: what is chosen
+// in a field beside the button is copied, as by its user; in a dialog nothing else can be chosen.
+function copiedBy(beside, text) {
+  const field = h("textarea", { value: text, readOnly: true, class: "unseen" });
+  beside.after(field);
+  field.focus({ preventScroll: true });
+  field.select();
+  const well = document.execCommand("copy");
+  field.remove();
+  beside.focus({ preventScroll: true });
+  if (!well) throw new Error("refused");
+}
+
 // A button that copies a text, and says so; `copied` shows the text itself.
 export const copyButton = (text, what, properties) => copying(t("copy"), text, what, properties);
 export const copied = (text, what, properties) => copying(text, text, what, properties);
@@ -104,7 +117,7 @@ function copying(shown, text, what, properties = {}) {
   };
   const made = button(shown, async () => {
     try {
-      await navigator.clipboard.writeText(text);
+      await (navigator.clipboard ? navigator.clipboard.writeText(text) : copiedBy(made, text));
       told(t("copied"));
     } catch {
       told(t("not allowed"));

@@ -592,7 +592,12 @@ function makeRail(mail) {
     say(lasts, Number(value || placeholder) ? t("It lives for {0}.", lasting(60 * (value || placeholder))) : "");
   };
   const words = button(t("Notify me"), async () => {
-    words.ariaPressed = String(await notify(!notifies()));
+    const wanted = !notifies();
+    const told = await notify(wanted);
+    words.ariaPressed = String(told);
+    say(unheard, !wanted || told ? "" : isSecureContext
+      ? t("This browser refuses notifications of this page: allow them in its settings of the site.")
+      : t("Browsers notify only of pages that come over HTTPS, or from localhost."));
   }, { title: t("Say so when mail comes while this page is not looked at"), ariaPressed: String(notifies()) });
   const makes = page.who === null || page.may("read");
   const element = h("section.rail", { ariaLabel: t("Inboxes") },
@@ -602,7 +607,7 @@ function makeRail(mail) {
       h("h2.small", t("Inboxes")),
       all ? search : null,
       body, none, pages.element, quota),
-    h("p.foot", button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", "Notification" in self ? words : ""));
+    h("p.foot", button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", words, " ", unheard));
   showFolders();
   recount();
   retag();
@@ -634,6 +639,7 @@ class List {
     this.field = h("input", { type: "search", name: "messages", value: q, placeholder: at.key === "sent" ? t("an address or a domain") : t("words, from: subject: tag: is:unread …"), ariaLabel: t("Search"), list: "search-terms", autocomplete: "off", oninput: () => {
       this.suggest();
       this.soon();
+  const unheard = h("span.small", { role: "status" });
     }, onkeydown: (pressed) => this.leave(pressed) });
     this.terms = h("datalist", { id: "search-terms" });
     this.soon = settled(() => this.typed());

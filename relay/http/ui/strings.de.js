@@ -89,6 +89,8 @@ export default {
   "copy": "kopieren",
   "copied": "kopiert",
   "not allowed": "nicht erlaubt",
+  "This browser refuses notifications of this page: allow them in its settings of the site.": "Dieser Browser lehnt Benachrichtigungen dieser Seite ab: In seinen Einstellungen zur Website lassen sie sich erlauben.",
+  "Browsers notify only of pages that come over HTTPS, or from localhost.": "Browser benachrichtigen nur von Seiten, die über HTTPS oder von localhost kommen.",
   "Copy {0}": "Kopieren: {0}",
   "with attachment": "mit Anhang",
   "None.": "Nichts.",
