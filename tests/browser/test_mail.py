@@ -435,7 +435,9 @@ def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: s
         expect(page.locator("#message-source .is-value").first).to_contain_text("127.0.0.1")
         visit.check("source", axe)
         page.get_by_role("button", name="Headers").click()
-        expect(page.locator("#message-path")).to_contain_text("+3 min")
+        hops = page.locator("#message-path li")
+        expect(hops).to_contain_text(["b.example", "+3 min", "this relay"])
+        expect(hops.last.locator(".delay")).to_be_visible()
         visit.check("headers", axe)
         assert visit.errors == []
 

@@ -97,6 +97,7 @@ def test_a_message_is_read_in_every_form(relay: RelayProcess, browse: Browse, ax
         expect(target).to_have_attribute("rel", "noopener noreferrer")
         page.get_by_role("button", name="Headers").click()
         expect(page.locator("#message-headers")).to_contain_text("seen <b>as text</b>")
+        expect(page.locator("#message-path li")).to_contain_text(["this relay"])
         page.get_by_role("button", name="Raw").click()
         expect(page.locator("#message-raw")).to_contain_text("X-Note: seen")
         visit.check("raw", axe)
@@ -140,7 +141,8 @@ def test_what_a_sender_says_of_itself_is_no_verdict(
         for one in claims.locator(".verdict").all():
             expect(one).to_have_css("color", plain)
         visit.check("claims", axe)
-        page.get_by_role("button", name="Checks").click()
+        page.get_by_role("button", name="What this relay itself finds").click()
+        expect(page.get_by_role("button", name="Checks")).to_have_attribute("aria-pressed", "true")
         checks = page.locator("#message-checks")
         expect(checks.locator(".verdict")).to_have_count(3)
         expect(checks.locator(".is-pass")).to_have_count(0)

@@ -175,9 +175,9 @@ export class Reader {
     });
     const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? written("message-text", ...blocks(message.body_text)) : h("p.none", t("This message has no text.")));
     showAs("Source", () => first ? coloured(message.body_html) : rawOf(`${path}/raw`, "message-source", signal, fielded));
-    showAs("Headers", () => headersOf(message.headers));
+    showAs("Headers", () => headersOf(message.headers, message.received_at, button(t("What this relay itself finds of the sender"), () => checks.click())));
     showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));
-    showAs("Checks", () => {
+    const checks = showAs("Checks", () => {
       const place = h("div", { id: "message-checks", role: "status", text: t("Asking the DNS…") });
       const look = async (links) => {
         const [answer] = await Promise.all([get(`${path}/checks${links ? "?links=true" : ""}`, { signal }), learn("checks")]);

@@ -85,19 +85,27 @@ export function rawOf(path, id, signal, made = blocks) {
   return place;
 }
 
-// The steps that Received fields tell of, the first one first: {from, by, at, took} (seconds).
-function hops(headers) {
+// The steps that Received fields tell of, the first one first, and the last one, into this relay:
+// {from, by, at, took} (seconds).
+function hops(headers, received) {
   const fields = valuesOf(headers, "received").slice(0, 50).reverse();
   let before = null;
-  return fields.map((field) => {
+  const since = (at) => {
+    const took = before ? (at - before) / 1000 : null;
+    before = at;
+    return took;
+  };
+  const way = fields.map((field) => {
     const text = field.slice(0, 2000);
     const at = new Date(text.slice(text.lastIndexOf(";") + 1).replace(/\(.*\)/, "").trim());
     const good = !Number.isNaN(at.getTime());
-    const took = good && before ? (at - before) / 1000 : null;
-    if (good) before = at;
+    const took = good ? since(at) : null;
     const word = (name) => new RegExp(`(?:^|\\s)${name}\\s+([^\\s;]{1,255})`, "i").exec(text)?.[1] ?? "";
     return { from: word("from"), by: word("by"), with: word("with"), at: good ? at : null, took };
   });
+  const here = new Date(received);
+  // Fields have whole seconds: less than one before the last is none.
+  return [...way, { by: t("this relay"), at: here, took: before && here < before && before - here < 1000 ? 0 : since(here) }];
 }
 
 export const valuesOf = (headers, name) =>
@@ -111,17 +119,19 @@ const claims = (headers) =>
     value.slice(0, 4000).match(/\b(spf|dkim|dmarc|arc)\s*=\s*[a-z]{1,20}/gi),
   ]).filter(([, said]) => said);
 
-export function headersOf(headers) {
+// `received`: when the relay took it; `checks`: what leads to what it found itself.
+export function headersOf(headers, received, checks) {
   const rows = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
-  const way = hops(headers);
+  const way = hops(headers, received);
   const claimed = claims(headers);
   return [
-    way.length ? h("section", { id: "message-path" }, h("h3", t("The way it took")),
+    h("section", { id: "message-path" }, h("h3", t("The way it took")),
       h("ol", way.map(({ from, by, with: how, at, took }) => h("li",
         h("b", by || "?"), from ? ` ← ${from}` : "", how ? h("span.small", ` ${how}`) : "",
         at ? h("time.small", { dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
-        took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))) : "",
+        took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))),
     claimed.length ? h("ul.plain", { id: "message-claims" }, claimed.map(([who, said]) => h("li", { dir: "auto" }, t("said by {0}:", who), said.flatMap((one) => [" ", h("span.verdict", one)])))) : "",
+    h("p", checks),
     h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", name), h("dd", { text: value, dir: "auto" })]).flat()),
   ].filter(Boolean);
 }

@@ -573,6 +573,8 @@ export default {
   "Error": "Fehler",
   "Id": "Kennung",
   "A message": "Eine Nachricht",
+  "this relay": "dieses Relay",
+  "What this relay itself finds of the sender": "Was dieses Relay selbst über den Absender feststellt",
   "None yet.": "Noch keine.",
   "Attempt {0}": "Versuch {0}",
   "no reply": "keine Antwort",
