@@ -877,11 +877,16 @@ def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, brow
             "() => { self.drawn = []; new MutationObserver((all) => self.drawn.push(...all))"
             ".observe(document.querySelector('#messages ul'), {attributeFilter: ['style']}); }"
         )
+        count = page.locator(f"#inboxes a[data-key='{address}'] .count")
+        unread = page.locator(f"#inboxes a[data-key='{address}'] .badge")
+        expect(count).to_have_text(str(many))
         page.get_by_role("button", name="Delete the chosen").click()
         expect(page.locator("#toast")).to_contain_text("999 messages deleted.")
         expect(rows).to_have_count(1)
         assert times() == 1
+        assert (count.inner_text(), unread.inner_text()) == ("1", "1"), "though it may be undone"
         page.get_by_role("button", name="Undo").click()
+        expect(count).to_have_text(str(many))
         expect(rows.nth(1)).to_contain_text("letter 2")
         assert times() == 1
         for index in (0, 500, many - 1):

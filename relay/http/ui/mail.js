@@ -8,7 +8,7 @@
 // inbox alone and a key, which the page remembers with the address.
 
 import { addressed, ask, clock, eventsIn, every, get, keepUp, page as pageOf, part, query, Refused, send } from "./calls.js";
-import { came, counted, look as unreadOnes, LOOK, notifies, notify } from "./badge.js";
+import { came, counted, look as unreadOnes, LOOK, MOST as UNREAD, notifies, notify } from "./badge.js";
 import { asking, field } from "./dialogs.js";
 import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose } from "./dom.js";
 import { firstMail, howToSignIn } from "./hello.js";
@@ -64,6 +64,7 @@ class Mail {
   constructor(place, page) {
     this.page = page;
     this.list = null;
+    this.uncounted = new Map(); // the same, and until the relay has deleted it: {mailbox, is_read}
     this.going = new Map(); // what is deleted, but for an undo
     this.reader = new Reader(this);
     this.tags = new Set();
@@ -141,7 +142,10 @@ class Mail {
       reader.tags(one);
     }
     const waiting = going.size;
-    for (const id of deleted) going.delete(id);
+    for (const id of deleted) {
+      going.delete(id);
+      this.uncounted.delete(id);
+    }
     this.heard({ gone: deleted });
     if (waiting && !going.size) this.say(t("Deleted.")); // there is nothing to be taken back
     if (reread) list.reread();
@@ -317,13 +321,18 @@ class Mail {
     const { list } = this;
     const opened = items.some((item) => item.id === this.reading);
     const near = this.near();
-    for (const item of items) this.going.set(item.id, this.mailboxOf(item));
+    for (const item of items) {
+      this.going.set(item.id, this.mailboxOf(item));
+      this.uncounted.set(item.id, { mailbox: this.mailboxOf(item), is_read: item.is_read });
+    }
+    this.rail.tell();
     let taken;
     keepFocus(this.element, () => (taken = list.rows.remove([...this.going.keys()])), () => list.heading);
     list.state();
     const back = location.hash;
     const told = items.length === 1 ? t("Deleted.") : t("{0} messages deleted.", number(items.length));
     this.offer(told, () => {
+      this.countAgain([...this.going.keys()], true);
       this.going.clear();
       if (list === this.list) list.rows.insert(taken.filter(({ item }) => !list.gone.has(item.id)));
       list.state();
@@ -335,17 +344,33 @@ class Mail {
     if (!next) list.heading.focus();
   }
 
+  // `stay`: they were not deleted.
+  countAgain(ids, stay) {
+    for (const id of ids) this.uncounted.delete(id);
+    if (stay) this.rail.tell();
+    this.rail.recount();
+  }
+
+  // Whether all of an inbox, or of all of them, is deleted, but for an undo.
+  emptied(address) {
+    const { at, q } = this.sweeping ?? {};
+    return Boolean(at) && !q && !at.tag && (!at.address || at.address === address);
+  }
+
   // All that the list may show goes, seen or not, in one call.
   sweep(list) {
     this.commit();
     this.swept = { list, path: list.everything };
+    this.sweeping = { at: list.at, q: list.q };
+    this.rail.tell();
     list.rows.pickNone();
     list.swept = true;
     list.rows.start([], false);
     list.state();
     if (this.reading) location.hash = list.href();
     this.offer(t("All that match are deleted."), () => {
-      this.swept = null;
+      this.swept = this.sweeping = null;
+      this.rail.tell();
       list.swept = false;
       list.refresh();
     });
@@ -382,6 +407,7 @@ class Mail {
         .catch((error) => this.page.signal.aborted || say(list.trouble, t("Not deleted: {0}", error.message)))
         .finally(() => {
           list.swept = false;
+          this.sweeping = null;
           if (!this.page.signal.aborted) this.again();
         });
     }
@@ -397,6 +423,7 @@ class Mail {
     const keep = (left) => retain(OWED, left, "sessionStorage");
     const many = taken.length > MOST;
     const ids = taken.map(([id]) => id);
+    const all = [...ids];
     const mailboxes = new Set(taken.map(([, mailbox]) => mailbox));
     const path = `${mailboxes.size === 1 ? base(taken[0][1]) : "/api/v1"}/messages/delete`;
     for (const id of ids) this.list?.gone.add(id);
@@ -408,10 +435,12 @@ class Mail {
         for (const list of [ids, taken]) list.splice(0, MOST);
       }
       if (many) keep(null);
+      if (!this.page.signal.aborted) this.countAgain(all);
     } catch (error) {
       if (many) keep(null); // as it is said to be
       for (const id of ids) this.list?.gone.delete(id);
       if (this.page.signal.aborted || !this.list) return;
+      this.countAgain(all, true);
       say(this.list.trouble, t("Not deleted: {0}", error.message));
       this.tabs.postMessage({ kept: ids });
       this.list.refresh();
@@ -462,7 +491,9 @@ function makeRail(mail) {
     h("span.address", { dir: "ltr", text: one.address, title: one.address }),
     h("b.badge", { hidden: true }),
     h("span.small", h("span.left"), h("span.count"))));
-  const fillRow = (row, one) => {
+  const fillRow = (row, given) => {
+    row.given = given;
+    const one = remaining(given);
     const count = row.querySelector(".count");
     say(count, usage(one));
     count.dataset.unit = one.message_count === 1 ? t("message") : t("messages");
@@ -470,6 +501,17 @@ function makeRail(mail) {
     row.dataset.ends = one.expires_at;
     row.dataset.unread = one.unread_count ?? 0;
     row.querySelector(".left").dataset.captured = one.owner_type === "capture" ? t("captured · ") : "";
+  };
+  // What an inbox has but for what is deleted here, and may still be taken back.
+  function remaining(one) {
+    if (one.message_count === "") return one;
+    const less = [...mail.uncounted.values()].filter(({ mailbox }) => mailbox === one.address);
+    const but = (count, some) => (mail.emptied(one.address) ? 0 : Math.max(0, (count ?? 0) - some.length));
+    return { ...one, message_count: but(one.message_count, less), unread_count: but(one.unread_count, less.filter((item) => !item.is_read)) };
+  }
+  const tell = () => {
+    for (const row of rows.values()) fillRow(row, row.given);
+    badges();
   };
   const show = (items, fresh) => {
     if (fresh) {
@@ -515,12 +557,13 @@ function makeRail(mail) {
     };
     for (const row of rows.values()) set(row.querySelector(".badge"), Number(row.dataset.unread));
     const everything = folders.querySelector("[data-key=all] .badge");
-    if (everything) set(everything, unread);
+    const left = [...mail.uncounted.values()].filter((item) => !item.is_read).length;
+    if (everything) set(everything, mail.emptied(null) ? 0 : unread < UNREAD ? Math.max(0, unread - left) : unread);
     // Of a tag, a dot where there are more than were looked at: how many is not known.
     const some = unread > newest.length;
     for (const link of folders.querySelectorAll("[data-key^='tag:']")) {
       const tag = link.dataset.key.slice(4).toLowerCase();
-      set(link.querySelector(".badge"), newest.filter(({ tags }) => tags?.some((one) => one.toLowerCase() === tag)).length, some);
+      set(link.querySelector(".badge"), newest.filter(({ id, tags }) => !mail.uncounted.has(id) && tags?.some((one) => one.toLowerCase() === tag)).length, some);
     }
   }
   // What is seen to have changed, before the next look at the list: of as many rows as a page has.
@@ -616,7 +659,7 @@ function makeRail(mail) {
   const timers = [setInterval(countDown, 1000), setInterval(recount, LOOK)];
   page.signal.addEventListener("abort", () => timers.forEach(clearInterval));
   const has = (address) => rows.has(address);
-  return { element, refresh, mark, recount, note, retag, has };
+  return { element, refresh, mark, recount, tell, note, retag, has };
 }
 
 // One list -----------------------------------------------------------------------------------------
