@@ -312,7 +312,7 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "chosen": ("mail/all", _choose),
         "palette": ("mail/all", _palette),
         "keys-help": ("mail/all", lambda page: page.keyboard.press("?")),
-        "cancel-all": ("queue/queued", partial(_press, "cancel all")),
+        "cancel-all": ("queue/queued", partial(_press, "cancel")),
         "retry-group": (
             "queue/failures",
             lambda page: page.locator("#failures button").first.click(),

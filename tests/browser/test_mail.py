@@ -962,13 +962,6 @@ def test_a_place_far_down_is_kept_and_keys_go_on_from_what_is_read(
         assert visit.errors == []
 
 
-@pytest.mark.parametrize("client", ["curl", "swaks", "Node"])
-def test_the_lines_for_a_client_run_as_they_stand(
-    relay: RelayProcess, browse: Browse, tmp_path: Path, client: str
-) -> None:
-    """What an empty inbox shows to copy brings the first mail, to an address with odd characters,
-    too.  The lines for frameworks and for Go are tried in test_frameworks.py."""
-    with browse() as visit, relay.http() as api:
 def test_a_page_that_is_not_secure_copies_and_says_why_it_is_silent(
     browse: Browse, tmp_path: Path, axe: str
 ) -> None:
@@ -1067,6 +1060,13 @@ def test_a_tag_is_compared_without_case_as_mail_comes_and_is_tagged(
         assert visit.errors == []
 
 
+@pytest.mark.parametrize("client", ["curl", "swaks", "Node"])
+def test_the_lines_for_a_client_run_as_they_stand(
+    relay: RelayProcess, browse: Browse, tmp_path: Path, client: str
+) -> None:
+    """What an empty inbox shows to copy brings the first mail, to an address with odd characters,
+    too.  The lines for frameworks and for Go are tried in test_frameworks.py."""
+    with browse() as visit, relay.http() as api:
         name = f"a/b%2f?{uuid.uuid4().hex}"
         address = api.post("/api/v1/mailboxes", json={"local_part": name}).json()["address"]
         page = signed_in(visit, relay, f"mail/{quote(address, safe='')}")
@@ -1500,6 +1500,10 @@ def test_where_nothing_is_to_be_seen_the_page_says_why(
         expect(page.get_by_role("group", name="Client")).to_be_visible()
         visit.to("mail/sent")
         expect(page.locator("#messages li .from")).to_contain_text("another owner's")
+        visit.page.route("**/api/v1/outbound?*", lambda asked: asked.fulfill(json=[]))
+        page.reload()
+        expect(page.locator(".empty")).to_contain_text("relay send --from")
+        visit.check("nothing-sent", axe)
         visit.to("mail/all?q=nothing")
         expect(page.get_by_text("No message matches.")).to_be_visible()
         visit.check("no-match", axe)

@@ -57,9 +57,10 @@ export function spelt(target, named = true) {
 export const away = (target) => h("a", { href: target, rel: "noopener noreferrer", target: "_blank", text: spelt(target, false) });
 
 export class MessageFrame {
-  // `path`: of the message; `key`: hears the keys that are pressed in the frame.
-  constructor(path, { key, tell }) {
-    Object.assign(this, { path, key, tell });
+  // `path`: of the message; `key`: hears the keys that are pressed in the frame; `fitted()`: it is as tall
+  // as what is in it.
+  constructor(path, { key, tell, fitted }) {
+    Object.assign(this, { path, key, tell, fitted });
     this.bar = h("p.notice", { id: "remote-images", hidden: true });
     this.frame = h("iframe", { title: t("The message as HTML"), id: "message-html", onload: () => this.loaded() });
     // No script, no form, no navigation of the page, no window.
@@ -146,6 +147,7 @@ export class MessageFrame {
       this.frame.style.height = `${tall}px`;
     }
     if (scroller) scroller.scrollTop = top;
+    this.fitted();
   }
 
   // A link is shown in full before it is opened.

@@ -11,12 +11,12 @@ import { addressed, ask, clock, eventsIn, every, get, keepUp, page as pageOf, pa
 import { came, counted, look as unreadOnes, LOOK, MOST as UNREAD, notifies, notify } from "./badge.js";
 import { asking, field } from "./dialogs.js";
 import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose } from "./dom.js";
-import { firstMail, howToSignIn } from "./hello.js";
+import { firstMail, howToSignIn, inTerminal } from "./hello.js";
 import { keysOf, showKeys } from "./hotkeys.js";
 import { MessageList } from "./list.js";
 import { divide } from "./panes.js";
 import { base, Reader } from "./reader.js";
-import { inboxes, keepInboxes, recall, retain } from "./secrets.js";
+import { inboxes, keepInboxes, places, recall, retain } from "./secrets.js";
 import { named as said, t } from "./strings.js";
 
 export const title = t("Mail");
@@ -30,7 +30,6 @@ const OWED = "relay.deletions"; // what this tab has yet to delete, if that is m
 const UNDO = 6000; // ms in which a deletion can be taken back
 const FOLDERS = 20; // tags that are shown unasked
 const TOLD = 5; // messages that could not be released
-const PLACES = "relay.places";
 const TERMS = ["from:", "to:", "subject:", "tag:", "is:unread", "is:read", "has:attachment", "before:", "after:", "larger:", "smaller:"];
 
 const kept = () => inboxes().filter((one) => new Date(one.expires_at) > clock.now());
@@ -64,8 +63,8 @@ class Mail {
   constructor(place, page) {
     this.page = page;
     this.list = null;
-    this.uncounted = new Map(); // the same, and until the relay has deleted it: {mailbox, is_read}
     this.going = new Map(); // what is deleted, but for an undo
+    this.uncounted = new Map(); // the same, and until the relay has deleted it: {mailbox, is_read}
     this.reader = new Reader(this);
     this.tags = new Set();
     this.rail = makeRail(this);
@@ -82,6 +81,7 @@ class Mail {
     page.signal.addEventListener("abort", () => this.left());
     addEventListener("pagehide", () => {
       this.list?.keepPlace();
+      this.reader.keepPlace();
       this.commit();
     }, { signal: page.signal });
   }
@@ -634,6 +634,7 @@ function makeRail(mail) {
     const { value, placeholder } = form.elements.ttl_minutes;
     say(lasts, Number(value || placeholder) ? t("It lives for {0}.", lasting(60 * (value || placeholder))) : "");
   };
+  const unheard = h("span.small", { role: "status" });
   const words = button(t("Notify me"), async () => {
     const wanted = !notifies();
     const told = await notify(wanted);
@@ -682,7 +683,6 @@ class List {
     this.field = h("input", { type: "search", name: "messages", value: q, placeholder: at.key === "sent" ? t("an address or a domain") : t("words, from: subject: tag: is:unread …"), ariaLabel: t("Search"), list: "search-terms", autocomplete: "off", oninput: () => {
       this.suggest();
       this.soon();
-  const unheard = h("span.small", { role: "status" });
     }, onkeydown: (pressed) => this.leave(pressed) });
     this.terms = h("datalist", { id: "search-terms" });
     this.soon = settled(() => this.typed());
@@ -767,6 +767,12 @@ class List {
     say(this.stream, t("reconnecting"));
   }
 
+  // Whether a message has the tag that all here have, in whatever case: tags are compared without.
+  tagged({ tags }) {
+    const wanted = this.at.tag?.toLowerCase();
+    return !wanted || Boolean(tags?.some((tag) => tag.toLowerCase() === wanted));
+  }
+
   arrived(item) {
     if (!this.rows.known.has(item.id)) came(item, this.hrefOf(item));
     this.mail.rail.recount();
@@ -816,12 +822,6 @@ class List {
     if (!whole && /^[a-z]+:/.test(last) && TERMS.some((term) => term.startsWith(last) && term !== last.replace(/:$/, ""))) return;
     if (q === this.q) return;
     this.q = q;
-  // Whether a message has the tag that all here have, in whatever case: tags are compared without.
-  tagged({ tags }) {
-    const wanted = this.at.tag?.toLowerCase();
-    return !wanted || Boolean(tags?.some((tag) => tag.toLowerCase() === wanted));
-  }
-
     const { values, parts } = addressed();
     if (this.q) values.set("q", this.q);
     else values.delete("q");
@@ -888,7 +888,7 @@ class List {
   async resume() {
     if (this.resumes) return;
     this.resumes = true;
-    const kept = recall(PLACES, "sessionStorage")?.[this.href()];
+    const kept = places.of(this.href());
     const { reading } = this.mail;
     if (reading && (await this.rows.reach(reading, kept?.far)) >= 0) this.rows.mark(reading);
     if (kept) await this.rows.goTo(kept);
@@ -897,8 +897,7 @@ class List {
 
   keepPlace() {
     if (!this.resumed) return; // left on the way there
-    const others = Object.entries(recall(PLACES, "sessionStorage") ?? {}).filter(([href]) => href !== this.href());
-    retain(PLACES, Object.fromEntries([...others.slice(-20), [this.href(), this.rows.place]]), "sessionStorage");
+    places.keep(this.href(), this.rows.place);
   }
 
   async nextPage() {
@@ -924,7 +923,7 @@ class List {
     this.emptyFor = state;
     if (!empty) return;
     if (this.q) this.empty.replaceChildren(h("p.none", { role: "status", text: this.wrong || (open ? t("No message matches: a quotation mark is not closed.") : t("No message matches.")) }));
-    else if (this.at.key === "sent") this.empty.replaceChildren(h("p.none", t("Nothing was sent yet.")));
+    else if (this.at.key === "sent") this.empty.replaceChildren(h("p.none", t("Nothing was sent yet.")), inTerminal("queue"));
     else if (this.at.tag) this.empty.replaceChildren(h("p.none", t("No message has this tag.")));
     else this.empty.replaceChildren(firstMail(this.at.address ?? null, this.page, this.signal));
   }

@@ -14,6 +14,7 @@ import { makeFailures, messages } from "./failures.js";
 import { inTerminal } from "./hello.js";
 import { divide } from "./panes.js";
 import { Plots } from "./plot.js";
+import { places } from "./secrets.js";
 import { ACTS as ACTS_OF_ONE, showStory } from "./story.js";
 import { inWords, learn, named, t } from "./strings.js";
 
@@ -28,6 +29,12 @@ const STATES = Object.keys(LISTS).filter((key) => key !== "failures");
 // What may be done with all of a list, as far as it may be done with each.
 const ACTS = { ...ACTS_OF_ONE, all: ACTS_OF_ONE.deferred, queued: ACTS_OF_ONE.deferred };
 const OF_ALL = { retry: t("retry all"), hold: t("hold all"), cancel: t("cancel all") };
+// The same, once it is known with how many it may be done; and with which.
+const OF_SOME = {
+  retry: [(count) => t("retry {0}", count), t("What is deferred, held, failed or bounced")],
+  hold: [(count) => t("hold {0}", count), t("What is queued")],
+  cancel: [(count) => t("cancel {0}", count), t("What is queued or held")],
+};
 const SAYS = {
   retry: () => t("They are tried at once, with a fresh set of attempts."),
   hold: () => t("They are set aside until somebody retries them."),
@@ -114,6 +121,7 @@ class Queue {
       makeCharts(page), page.may("admin") ? makeState(page) : "", makeSuppressions(page));
     const reader = h("section.reader", { ariaLabel: t("The story") }, this.story, this.overview);
     addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
+    addEventListener("pagehide", () => places.keep(this.href(), { top: this.scroller.scrollTop, far: this.rows.size }), { signal: page.signal });
     this.element = h("div.mail.queue");
     divide(this.element, [this.rail.element, middle, reader]);
   }
@@ -135,6 +143,7 @@ class Queue {
 
   narrow() {
     this.filtered();
+    this.counted = 0;
     history.replaceState(null, "", this.href(this.shown));
     this.refresh();
   }
@@ -165,7 +174,8 @@ class Queue {
       say(this.heading, LISTS[key]);
       say(this.done, "");
       this.acts.hidden = true; // until there is something
-      this.acts.replaceChildren(...(ACTS[key] ?? []).map((verb) => button(OF_ALL[verb], doing(this.trouble, () => this.actOnAll(verb)))),
+      this.counted = 0;
+      this.acts.replaceChildren(...(ACTS[key] ?? []).map((verb) => button(OF_ALL[verb], doing(this.trouble, () => this.actOnAll(verb)), { "data-verb": verb, title: OF_SOME[verb][1], hidden: true })),
         ...(key === "queued" && this.page.may("admin") ? [button(t("try deferred now"), doing(this.trouble, () => flush(this.page, filled(this.filter), (text) => this.did(text))))] : []));
       this.refresh();
     }
@@ -211,16 +221,40 @@ class Queue {
     return actOnAll(this.page, verb, this.wanted, [LISTS[this.key], recipient, domain, tag, priority && named(priority)], (text) => this.did(text));
   }
 
+  // Say with how many of the list each may be done.
+  async count() {
+    const { path } = this;
+    const buttons = [...this.acts.querySelectorAll("[data-verb]")];
+    if (!buttons.length || Date.now() - this.counted < FAILURES) return;
+    this.counted = Date.now();
+    const found = await this.page.get(`outbound/matching${query(this.wanted)}`).catch(() => null);
+    if (path !== this.path) return;
+    for (const one of buttons) {
+      const { verb } = one.dataset;
+      one.hidden = found && !found[verb];
+      say(one, found ? OF_SOME[verb][0](number(found[verb])) : OF_ALL[verb]); // a press counts anew
+    }
+  }
+
   did(text) {
+    this.counted = 0;
     say(this.done, text);
     return this.refresh();
   }
 
   async load() {
     await learn("queue");
-    if (this.key !== "failures") return this.pages.start(this.path);
-    this.looked = Date.now();
-    return this.failures.refresh();
+    this.due ??= places.take(this.href()); // where a reload left it
+    if (this.key === "failures") {
+      this.looked = Date.now();
+      await this.failures.refresh();
+    } else await Promise.all([this.pages.start(this.path), this.count()]);
+    const { due } = this;
+    this.due = {}; // it is there, or was left on the way
+    if (!due?.top) return;
+    const { path } = this;
+    while (this.rows.size < due.far && this.pages.next && path === this.path) await this.pages.more();
+    if (path === this.path) this.scroller.scrollTop = due.top;
   }
 
   refresh() {

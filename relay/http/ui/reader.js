@@ -8,7 +8,7 @@ import { button, bytes, copyButton, doing, h, press, problem, say, when } from "
 import { asking, field } from "./dialogs.js";
 import { away, MessageFrame, outside, spelt } from "./frame.js";
 import { senderOf } from "./list.js";
-import { recall, retain } from "./secrets.js";
+import { places, recall, retain } from "./secrets.js";
 import { blocks, coloured, fielded, headersOf, rawOf, valuesOf, written } from "./source.js";
 import { showStory } from "./story.js";
 import { learn, locale, named, spoken, t } from "./strings.js";
@@ -34,6 +34,19 @@ export class Reader {
     this.near = [[t("Newer"), "k"], [t("Older"), "j"]].map(([text, key], at) => h("a.button", { text: "↑↓"[at], ariaLabel: text, hidden: true, title: `${text} (${key})` }));
     this.place = h("section.reader", { ariaLabel: t("Reader") }, this.trouble, this.none, this.element);
     this.reading = null;
+    this.wanted = 0; // px that it is to be scrolled, once it is as tall: its HTML comes later
+    for (const kind of ["wheel", "pointerdown", "keydown"]) this.place.addEventListener(kind, () => (this.wanted = 0), { passive: true });
+  }
+
+  // A reload leaves what is read where it was.
+  keepPlace() {
+    if (this.reading) places.keep(this.reading, { top: this.wanted || this.place.scrollTop });
+  }
+
+  resume() {
+    if (!this.wanted || this.place.scrollHeight - this.place.clientHeight < this.wanted) return;
+    this.place.scrollTop = this.wanted;
+    this.wanted = 0;
   }
 
   get signal() {
@@ -51,6 +64,7 @@ export class Reader {
   async read(mailbox, id) {
     if (this.reading === id) return;
     this.reading = id;
+    this.wanted = places.take(id)?.top ?? 0;
     this.story = null;
     this.element.replaceChildren();
     this.element.setAttribute("aria-labelledby", mailbox ? "message-subject" : "story-title");
@@ -170,7 +184,7 @@ export class Reader {
     }, { id: "message-shades", title: t("As a reader in dark mode shows it"), ariaPressed: "false" });
     body.dataset.shade = "light";
     const first = message.body_html === null ? null : showAs("HTML", () => {
-      framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said) });
+      framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said), fitted: () => this.resume() });
       return [framed.element];
     });
     const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? written("message-text", ...blocks(message.body_text)) : h("p.none", t("This message has no text.")));
@@ -214,6 +228,7 @@ export class Reader {
     this.element.hidden = false;
     (first ?? text).click();
     subject.focus({ preventScroll: true });
+    this.resume();
   }
 }
 

@@ -26,6 +26,23 @@ export function retain(key, value, where = "localStorage") {
   }
 }
 
+// Where in this tab a list or a message, by its address, was left: what is scrolled is there again.
+const PLACES = "relay.places";
+
+export const places = {
+  of: (href) => recall(PLACES, "sessionStorage")?.[href] ?? null,
+  keep(href, place) {
+    const others = Object.entries(recall(PLACES, "sessionStorage") ?? {}).filter(([one]) => one !== href);
+    retain(PLACES, Object.fromEntries([...others.slice(-20), [href, place]]), "sessionStorage");
+  },
+  // The same, once: for what is only to outlive a reload.
+  take(href) {
+    const place = places.of(href);
+    if (place) places.keep(href, null);
+    return place;
+  },
+};
+
 let held = null; // where there is no storage
 
 // What to do when another tab signed in or out; the page sets it.
