@@ -1384,7 +1384,7 @@ def test_all_that_match_are_changed_in_one_call(
 
         visit.to("mail/all?q=word")
         change("Forward the chosen")  # this relay's mail stays here
-        expect(page.locator(".middle .problem")).to_contain_text("Nothing can be released here")
+        expect(page.locator(".middle .problem")).to_contain_text("Nothing can be forwarded here")
         page.route("**/api/v1/info", lambda asked: asked.fulfill(json={"release": True}))
         page.route("**/release", release)
         sending = page.get_by_role("dialog", name="Forward 3 messages")

@@ -606,6 +606,7 @@ function makeRail(mail) {
     for (const link of element.querySelectorAll("a[data-key]")) link.ariaCurrent = link.dataset.key === key ? "page" : null;
   }
 
+  const lasts = h("p.small", { id: "lives" });
   const form = h(
     "form",
     {
@@ -627,9 +628,8 @@ function makeRail(mail) {
     },
     h("label", t("New inbox "), input("local_part", { autocomplete: "off", spellcheck: false, placeholder: t("random name") })),
     h("label", t("Minutes "), h("input", { name: "ttl_minutes", type: "number", min: "1", oninput: () => lives(), "aria-describedby": "lives" })),
-    h("button", t("Create")),
+    lasts, h("button", t("Create")),
   );
-  const lasts = h("p.small", { id: "lives" });
   const lives = () => {
     const { value, placeholder } = form.elements.ttl_minutes;
     say(lasts, Number(value || placeholder) ? t("It lives for {0}.", lasting(60 * (value || placeholder))) : "");
@@ -646,7 +646,7 @@ function makeRail(mail) {
   const makes = page.who === null || page.may("read");
   const element = h("section.rail", { ariaLabel: t("Inboxes") },
     h("div.scroller",
-      makes ? [form, lasts] : h("p.small", t("A key makes and reads inboxes with the scope read, which this one has not.")), trouble,
+      makes ? form : h("p.small", t("A key makes and reads inboxes with the scope read, which this one has not.")), trouble,
       folders,
       h("h2.small", t("Inboxes")),
       all ? search : null,
