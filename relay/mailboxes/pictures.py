@@ -4,11 +4,12 @@ Promises
 - What comes out is read by a browser as it was read here: each tag is written with its attributes
   once and quoted, text has no "<", styles are cut into tokens as CSS has them; there are no
   comments, scripts, frames, bases, links to styles, or animations.
-- What loads are pictures: `src` of images (of a `srcset` the first, where it stands alone),
-  backgrounds, and `url(…)` where a style takes a picture.  Those in the message have the addresses
-  that they are given; those elsewhere keep the one that their sender wrote, once they are loaded,
-  and have none before.  They are counted, and nothing that is not counted asks for anything:
-  neither an import, a font, a poster, SVG nor an address without a host.
+- What loads are pictures: `src` of images (of a `srcset` the first, where it stands alone, or is
+  that of a picture's source for light or dark mode), backgrounds, and `url(…)` where a style takes
+  a picture.  Those in the message have the addresses that they are given; those elsewhere keep the
+  one that their sender wrote, once they are loaded, and have none before.  They are counted, and
+  nothing that is not counted asks for anything: neither an import, a font, a poster, SVG nor an
+  address without a host.
 - Time linear in the markup, whatever it is: one pass, which never goes back; a tag without an end
   ends the page, as it does in a browser.
 - The page grows by `MOST_PLACED` addresses at most, however often it names a picture: what it
@@ -190,6 +191,10 @@ class _Placing:
                 first = None if "src" in attributes else _CANDIDATE.match(unescape(raw))
                 if first:
                     self._picture(made, "src", first[1])
+            elif name == "srcset" and tag == "source":
+                first = _CANDIDATE.match(unescape(raw))
+                if first and "prefers-color-scheme" in _said(attributes, "media"):
+                    self._picture(made, "srcset", first[1])
             elif name == "style" or self._kept(tag, name, raw):
                 mark = quote or '"'
                 text = raw if quote else raw.replace('"', "&quot;")

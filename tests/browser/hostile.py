@@ -21,6 +21,10 @@ LOADS: dict[str, str] = {
     "img": f'<img src="{ELSEWHERE}/img">',
     "srcset": f'<img srcset="{ELSEWHERE}/srcset 1x">',
     "picture": f'<picture><source srcset="{ELSEWHERE}/picture"><img src="data:,"></picture>',
+    "picture-scheme": (
+        '<picture><source media="(prefers-color-scheme: light)" '
+        f'srcset="{ELSEWHERE}/picture-scheme"><img src="data:,"></picture>'
+    ),
     "background": f'<body background="{ELSEWHERE}/background">',
     "css-url": f"<p style=\"background:url('{ELSEWHERE}/css-url')\">text</p>",
     "css-import": f"<style>@import url('{ELSEWHERE}/css-import');</style>",
@@ -86,7 +90,7 @@ LOADS["mixed"] = (
 PICTURES = frozenset(
     {"img", "srcset", "background", "css-url", "css-exfiltration", "css-content", "css-list"}
     | {"css-border", "css-escaped", "image-alias", "table", "entities", "unclosed-image"}
-    | {"input-image", "mixed"}
+    | {"input-image", "mixed", "picture-scheme"}
 )
 """Those of the above that show a picture, once remote ones are asked for; all others show none."""
 

@@ -378,10 +378,13 @@ def newsletter(remote: str, relay: str) -> bytes:
         " @media (prefers-color-scheme: dark) { #far { opacity: .7 } } } }</style>"
         f"<p>{'words ' * 2000}</p><img id=own src=cid:a@b><img id=far src={remote}/1.png>"
         f"<table background='{remote}/2.png'><tr><td>cell</table>"
-        f"<img src={remote}/1.png><img src={relay}/own.png><img src=http://127.0.0.1:1/x>",
+        f"<img src={remote}/1.png><img src={relay}/own.png><img src=http://127.0.0.1:1/x>"
+        "<picture><source media='(prefers-color-scheme:dark)' srcset=cid:c@d>"
+        "<img id=two src=cid:a@b></picture>",
         subtype="html",
     )
     message.add_related(PNG, maintype="image", subtype="png", cid="<a@b>", filename="p.png")
+    message.add_related(PNG, maintype="image", subtype="png", cid="<c@d>", filename="d.png")
     message.add_attachment(PNG, maintype="image", subtype="png", filename="photo.png")
     return message.as_bytes()
 
@@ -407,15 +410,19 @@ def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: s
         visit.check("newsletter", axe)
         # Whichever scheme the browser is in, the chosen one is shown: light, dark, and light again.
         shades = page.get_by_role("button", name="dark", exact=True)
+        drawn = []  # of the picture that has another for dark mode
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             for mine, far in (("1", "0.6"), ("0.5", "0.7"), ("1", "0.6")):
                 expect(frame.locator("#own")).to_have_css("opacity", mine)
                 expect(frame.locator("#far")).to_have_css("opacity", far)
+                source = says(frame.locator("#two"), "it => it.currentSrc.split('?')[0]")
+                drawn.append((mine, source))
                 if mine == "0.5":
                     visit.check(f"newsletter-dark-{scheme}", axe)
                 shades.click()
             shades.click()
+        assert len(set(drawn)) == 2, drawn
         page.emulate_media(color_scheme="light")
         assert pictures.asked == []
         page.keyboard.press("i")
@@ -430,7 +437,7 @@ def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: s
 
         expect(page.locator("#message-attachments img")).to_have_count(1)
         expect(page.locator("#message-attachments")).to_have_text(re.compile("photo.png"))
-        expect(page.get_by_text("1 picture in the message")).to_be_visible()
+        expect(page.get_by_text("2 pictures in the message")).to_be_visible()
         page.get_by_role("button", name="Source").click()
         expect(page.locator("#message-source .is-value").first).to_contain_text("127.0.0.1")
         visit.check("source", axe)

@@ -32,6 +32,10 @@ def shown(markup: str, *, loaded: bool = True) -> str:
         ('<img srcset="http://x/1 1x, http://x/2 2x">', '<img src="http://x/1">'),
         ("<img src=cid:a srcset='http://x/1 1x'>", '<img src="/part/a">'),
         (
+            "<source media='(prefers-color-scheme:dark)' srcset='cid:a 1x, //y 2x'>",
+            "<source media='(prefers-color-scheme:dark)' srcset=\"/part/a\">",
+        ),
+        (
             "<p style=\"background:url('http://x/a')\">",
             f'<p style="background:url(&quot;http://x/a&quot;{UNTOLD})">',
         ),
@@ -81,6 +85,10 @@ def test_pictures_have_their_places(before: str, after: str) -> None:
         ("<img attributionsrc=http://x/ lowsrc=//x referrerpolicy=unsafe-url>", "<img>"),
         ("<meta name=referrer content=unsafe-url><base href=http://x/><link href=//x>", ""),
         ("<picture><source srcset=http://x/><img></picture>", "<picture><source><img></picture>"),
+        (
+            "<source media='(prefers-color-scheme:dark)' srcset=/own src=http://x/>",
+            "<source media='(prefers-color-scheme:dark)'>",
+        ),
         ("<video poster=http://x/ src=http://x/></video>", "<video></video>"),
         ("<input src=http://x/><body onload=x ping=x>", "<input><body>"),
         (

@@ -21,14 +21,15 @@ const all = (page, selector) => [...Document.prototype.querySelectorAll.call(pag
 const drawn = getter(HTMLImageElement, "naturalWidth");
 const ended = getter(HTMLImageElement, "complete");
 const sheets = getter(Document, "styleSheets");
+const media = Object.getOwnPropertyDescriptor(HTMLSourceElement.prototype, "media");
 const find = (page, selector) => Document.prototype.querySelector.call(page, selector);
 const listen = (page, kind, act, options) => EventTarget.prototype.addEventListener.call(page, kind, act, options);
 
 // What a message asks of the scheme, and what that is made: true or false of any screen, and still told
 // apart, so that it can be turned round.
-const SCHEME = /\(prefers-color-scheme: (dark|light)\)|\((?:min|max)-width: 0\.0([12])px\)/g;
+const SCHEME = /\(\s*prefers-color-scheme\s*:\s*(dark|light)\s*\)|\((?:min|max)-width: 0\.0([12])px\)/gi;
 const turned = (said, dark) => said.replace(SCHEME, (_, scheme, mark) => {
-  const wanted = mark ? mark === "1" : scheme === "dark";
+  const wanted = mark ? mark === "1" : scheme.toLowerCase() === "dark";
   return `(${wanted === dark ? "min" : "max"}-width: 0.0${wanted ? 1 : 2}px)`;
 });
 
@@ -117,10 +118,15 @@ export class MessageFrame {
   }
 
   // As a reader in dark mode shows it, or in light mode, whichever this browser is in: what the
-  // message's styles ask of the scheme holds, or does not.
+  // message's styles and pictures ask of the scheme holds, or does not.
   shade(dark = false) {
     this.dark = dark; // also of the same message with its images
     for (const sheet of this.page ? sheets.call(this.page) : []) turn(sheet, dark);
+    for (const source of this.page ? all(this.page, "source[media]") : []) {
+      const said = media.get.call(source);
+      const wanted = turned(said, dark);
+      if (wanted !== said) media.set.call(source, wanted);
+    }
     this.fit();
   }
 
