@@ -449,6 +449,27 @@ def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: s
         assert visit.errors == []
 
 
+def test_no_white_box_stands_where_a_message_comes(relay: RelayProcess, browse: Browse) -> None:
+    """Until its HTML is there the frame is not seen, and has the height of the message before."""
+    with browse("desktop", "dark") as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        high = "<p style='height: 900px'>high</p>"
+        deliver(relay, address, *[mail(f"box {number}", None, high) for number in range(2)])
+        page = signed_in(visit, relay, f"mail/{address}")
+        held: list[Route] = []
+        page.route("**/html?*", lambda asked: held.append(asked))
+        frame = page.locator("#message-html")
+        for least in (0, 900):
+            row(page, "messages", f"box {least and 1}").get_by_role("link").click()
+            eventually_sync(lambda: page.evaluate("0") or len(held), "its HTML is asked for")
+            expect(frame).to_have_css("opacity", "0")
+            assert frame.evaluate("it => it.offsetHeight") >= least
+            held.pop().continue_()
+            expect(frame).to_have_css("opacity", "1")
+            eventually_sync(lambda: frame.evaluate("it => it.offsetHeight > 900"), "it fits")
+        assert visit.errors == []
+
+
 def test_all_is_found_by_one_key_and_tabs_agree(
     relay: RelayProcess, browse: Browse, axe: str
 ) -> None:
@@ -510,7 +531,7 @@ def test_all_is_found_by_one_key_and_tabs_agree(
         visit.check("palette", axe)
         press("Enter")
         expect(page.locator("#message-subject")).to_have_text("needle")
-        page.get_by_role("button", name="Reply").click()
+        press("r")
         expect(page.get_by_role("textbox", name="Subject")).to_have_value("Re: needle")
         page.keyboard.type("Thank you!")
         written = page.get_by_role("textbox", name="Text")
@@ -518,7 +539,7 @@ def test_all_is_found_by_one_key_and_tabs_agree(
         visit.check("reply", axe)
         to = page.get_by_role("textbox", name="To")
         given = to.input_value()
-        to.fill(f"Thank you!{given}")
+        to.fill(f"Thank you!{SENDER}")
         page.get_by_role("button", name="Send", exact=True).click()
         refused = page.locator("label:has([name=to]) + [role=alert]")
         expect(refused).to_contain_text(re.compile("^To: "))

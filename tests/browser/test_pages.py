@@ -415,6 +415,17 @@ def test_charts_begin_with_what_the_relay_has_kept(
         assert visit.errors == []
 
 
+def test_a_chart_that_has_just_begun_says_so(relay: RelayProcess, browse: Browse) -> None:
+    """One dot is no curve."""
+    with browse() as visit:
+        visit.page.route("**/api/v1/history?*", lambda asked: asked.fulfill(json=[]))
+        page = signed_in(visit, relay, "now")
+        waiting = page.locator(".plot").filter(has_text="Waiting")
+        expect(waiting).to_contain_text("collecting")
+        expect(waiting).to_contain_text("at most", timeout=30_000)  # once there are two
+        assert visit.errors == []
+
+
 def test_a_key_sees_what_became_of_its_own_mail(
     relay: RelayProcess, browse: Browse, axe: str
 ) -> None:

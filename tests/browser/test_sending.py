@@ -46,7 +46,8 @@ def test_a_captured_message_is_released_to_whom_the_setting_allows(
     with browse() as visit, relay.http() as elsewhere:
         page = signed_in(visit, own, "mail")
         row(page, "messages", "The offer").get_by_role("link").click()
-        page.get_by_role("button", name="Forward", exact=True).click()
+        expect(page.get_by_role("button", name="Forward", exact=True)).to_be_visible()
+        page.keyboard.press("f")
         asking = page.get_by_role("dialog", name="Forward this message")
         expect(asking.get_by_label("To")).to_be_focused()
         visit.check("release", axe)

@@ -25,7 +25,7 @@ function faults(form, sentences) {
       continue;
     }
     const given = control.value.trim().split(/[\s,;]+/); // of several addresses, the one that is meant
-    const about = at && given[1] ? given[at] : label.firstChild.textContent.trim();
+    const about = at && given[1] && given.every((address) => address.includes("@")) ? given[at] : label.firstChild.textContent.trim();
     const place = h("p.problem", { id: `fault-${name}`, role: "alert" });
     label.after(place);
     say(place, `${about}: ${fault}`);
