@@ -19,6 +19,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import cycle, islice
 from queue import SimpleQueue
 
+from simulation.page import FEWER
+
 _BAR = 40
 
 
@@ -58,15 +60,11 @@ def main() -> int:
     return 1 if broken else 0
 
 
-_FEWER = "with fewer faults: python -m "
-"""What comes before the command that shrinks a plan, in what a simulation says."""
-
-
 def _run(seed: int, more: list[str], shrink: str) -> subprocess.CompletedProcess[str]:
     result = _python("simulation", str(seed), *more)
     for line in result.stdout.splitlines():
-        if line.startswith(_FEWER):
-            smaller = _python(*shlex.split(line.removeprefix(_FEWER)), "--seconds", shrink)
+        if line.startswith(FEWER):
+            smaller = _python(*shlex.split(line.removeprefix(FEWER)), "--seconds", shrink)
             _, _, page = smaller.stdout.partition("\n\n")
             result.stdout = page or result.stdout
     return result

@@ -15,6 +15,8 @@ from typing import Any
 
 from simulation.faults import Fault
 
+FEWER = "with fewer faults: python -m "
+"""What stands before the command that shrinks a plan, below the page."""
 _LINES = 40
 """Of a time line; of a longer one the middle is left out."""
 _PROMISES = 10

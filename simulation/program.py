@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simulation import room, seams
-from simulation.faults import KINDS, Fault, read, written
+from simulation.faults import KINDS, read, written
 from simulation.network import Network
-from simulation.page import page
+from simulation.page import FEWER, page
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _show(outcome: Outcome, options: argparse.Namespace, trace: Path) -> None:
         f"--faults {','.join(options.faults)} --plan '{written(outcome.faults)}'"
     )
     print(f"\nagain: relay simulate --seed {command}")
-    print(f"with fewer faults: python -m simulation.shrink {command}\n")
+    print(f"{FEWER}simulation.shrink {command}\n")
 
 
 def _place() -> str | None:
@@ -159,15 +159,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("seed", type=int)
     parser.add_argument("--days", type=float, default=1 / 24)
     parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--faults", type=lambda text: _kinds(text), default=KINDS)
-    parser.add_argument("--plan", type=_plan, default=None)
+    parser.add_argument("--faults", type=_kinds, default=KINDS)
+    parser.add_argument("--plan", type=read, default=None)
     parser.add_argument("--trace", type=Path, default=None)
     return parser.parse_args()
 
 
 def _kinds(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
-
-
-def _plan(text: str) -> list[Fault]:
-    return read(text)

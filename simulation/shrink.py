@@ -48,7 +48,9 @@ def simplify(faults: Sequence[Fault], breaks: Callable[[Sequence[Fault]], bool])
 
 
 _SIMPLER: tuple[Callable[[Fault], Fault], ...] = (
-    lambda fault: replace(fault, answers=0, amid=0.0, whose="") if fault.amid else fault,
+    lambda fault: (
+        replace(fault, answers=0, amid=0.0, whose="") if fault.amid or fault.answers else fault
+    ),
     lambda fault: replace(fault, size=0.0),
     lambda fault: replace(fault, lasts=_half(fault.lasts)),
     lambda fault: replace(fault, at=float(round(fault.at))),

@@ -261,9 +261,12 @@ def test_shrinking_leaves_what_matters() -> None:
     assert shrink(plan, lambda some: needed <= set(some)) == [plan[3], plan[17]]
 
 
-def test_what_is_left_becomes_plain_and_short() -> None:
+@pytest.mark.parametrize(
+    ("amid", "whose", "answers"), [(0.01, "client", 0), (0.002, "writer", 3), (0.0, "sender", 1)]
+)
+def test_what_is_left_becomes_plain_and_short(amid: float, whose: str, answers: int) -> None:
     """A fault that has to last for ten seconds, at any time, is left with little more."""
-    fault = Fault(12.345, "failover", lasts=80.0, size=30.0, amid=0.01, whose="client")
+    fault = Fault(12.345, "failover", "", "", 80.0, 30.0, amid, whose, answers)
     (left,) = simplify([fault], lambda some: some[0].lasts >= 10.0)
     assert left == Fault(12.0, "failover", lasts=10.0)
 
