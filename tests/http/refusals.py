@@ -2,7 +2,8 @@
 may have, as keys of a language's table.
 
 A page in another language says them by that table (`relay/http/ui/spoken.js`): an answer itself
-stays English, and its sentence is the key.
+stays English, and its sentence is the key.  `is_known` takes an answer apart as spoken.js does: at
+its semicolons, and behind the names that it is about.
 
 How: a sentence is a literal that is given to `Problem` or to what makes one, or to an exception
 whose text becomes one; and each fault that pydantic may find in the models of the calls.  What is
@@ -62,6 +63,8 @@ WORDED: dict[str, Callable[[str], str]] = {
 """The exceptions whose text is said, and how a handler words it."""
 ELSEWHERE = {
     "PermanentFailure",  # of which only MalformedMessage and UnfitMail come to that handler
+    "Refused",  # of a device's blob: its reason chooses a sentence of `_TEMPORARY`
+    "Short",  # of a device's blob: `_problem` words it, in a `Problem`
     "Taken",  # its field is said, and not its text
     "TemporaryFailure",  # why a check failed: strings.de.checks.js has it
     "TooManyMails",  # SQL's, which `_of_accounts` reads
@@ -231,7 +234,7 @@ def _of_exceptions() -> Iterator[str]:
                 for one in ast.walk(exc)
             ):  # fmt: skip
                 found |= {one.id for one in ast.walk(handler.type) if isinstance(one, ast.Name)}
-    assert found <= WORDED.keys() | ELSEWHERE | {"Refused", "Short"}, "is its text in a table?"
+    assert found <= WORDED.keys() | ELSEWHERE, "is its text in a table?"
     for source in _sources("."):
         for name, call in source.calls():
             if name in WORDED and call.args:
@@ -268,8 +271,10 @@ def _faults(schema: Any) -> Iterator[str]:
     if isinstance(schema, dict):
         kind = schema.get("type")
         if isinstance(kind, str):
+            assert kind in FAULTS, f"what may {kind} be refused for?"
             yield from FAULTS[kind]
             for name in schema.keys() - NO_BOUND:
+                assert (kind, name) in BOUNDS, f"what does {name} of {kind} refuse?"
                 yield BOUNDS[kind, name]
         for name, one in schema.items():
             if name not in {"metadata", "serialization"}:
