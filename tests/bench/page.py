@@ -1,4 +1,4 @@
-"""The operator's page on a full relay: every list call, the page's weight, how quick it looks.
+"""The operator's page on a full relay: every list call, and how quick it looks.
 
 10,000 mailboxes, one of them with 100,000 messages, the others with 9 each, 100,000 finished
 outbound messages, 10,000 accounts.  Each list is asked for its first page, for a page far down, and
@@ -11,7 +11,6 @@ of the large mailbox is scrolled, its pages asked for as its end comes near: fro
 
 from __future__ import annotations
 
-import gzip
 import http.client
 import json
 import re
@@ -212,31 +211,6 @@ def spread(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def weight(relay: RelayProcess) -> dict[str, float]:
-    """Return the bytes of the page and of all that it names, as browsers get them: what those load
-    who read English, those who read German, and what the former unpack."""
-    connection = http.client.HTTPConnection(relay.run["http"].removeprefix("http://"))
-
-    def load(path: str) -> bytes:
-        connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
-        answer = connection.getresponse()
-        body = answer.read()
-        assert answer.status == 200, path
-        assert answer.headers["Content-Encoding"] == "gzip", path
-        return body
-
-    page = load("/")
-    names = set(re.findall(rb"""(?:src|href)=["']?(/ui/[^"'\s>]+)""", gzip.decompress(page)))
-    assert len(names) > 20, "the page names all that it loads"
-    loaded = [page, *(load(name.decode()) for name in names)]
-    english = sum(map(len, loaded))
-    return {
-        "English": english,
-        "German": english + len(load("/ui/strings.de.js")),
-        "English, unpacked": sum(len(gzip.decompress(each)) for each in loaded),
-    }
-
-
 _SEEN = """word => new Promise((done) => {
     const look = () => document.querySelector("#messages")?.innerText.includes(word);
     const watch = new MutationObserver(() => {
@@ -385,12 +359,9 @@ def run(rounds: int) -> dict[str, Any]:
     """Measure on one relay."""
     with filled() as relay:
         lists = measure(relay)
-        sizes = weight(relay)
         looks = in_browser(relay, rounds)
     worst = max(lists.values(), key=lambda one: one["p99 (ms)"])["p99 (ms)"]
     ratios = {
         "slowest list, p99, ms": {"value": worst, "at_most": 50.0},
     }
-    for name, size in sizes.items():
-        ratios[f"the page in {name}, kB"] = {"value": size / 1e3, "at_most": 200.0}
     return {"name": "page", "unit": "ms", "results": lists, "ratios": ratios | looks}
