@@ -35,7 +35,6 @@ import json
 import math
 import os
 import resource
-import signal
 import struct
 import sys
 import time
@@ -62,8 +61,6 @@ _TURN = 0.0001  # s; or a mail that somebody waits for waits for all that runs w
 def main() -> None:
     """Serve until stdin ends.  Arguments: bytes of memory, CPU seconds for one request."""
     memory, seconds = int(sys.argv[1]), int(sys.argv[2])
-    # A terminal's Ctrl-C goes to the whole group; the parent decides when this ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     ask_for_short_turns(_TURN)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

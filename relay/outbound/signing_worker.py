@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import struct
 
 from relay.outbound.dkim import PrivateKey, load, sign
@@ -34,8 +33,6 @@ READY = b"\0"
 
 def main() -> None:
     """Serve until stdin ends."""
-    # A terminal's Ctrl-C goes to the whole group; the parent decides when this ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # there are keys in it
     requests = os.fdopen(0, "rb", buffering=1 << 16)
     keys: dict[bytes, PrivateKey] = {}

@@ -98,8 +98,8 @@ async def test_one_that_dies_or_stops_is_replaced(how: signal.Signals):
             await trio.testing.wait_all_tasks_blocked()
             os.kill(pid, how)
         assert heard == 3
-        await eventually(lambda: processes.ready, "another one signs")
-        assert processes.pids != [pid]
+        # Who waited hears of it a moment before the child is taken from those that sign.
+        await eventually(lambda: processes.pids not in ([], [pid]), "another one signs")
         assert gone(pid)
         wanted = digests(2, RSA)
         assert await processes.sign(wanted) == expected(wanted)
