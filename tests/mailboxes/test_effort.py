@@ -9,7 +9,16 @@ from itertools import pairwise
 
 import pytest
 
-from relay.mailboxes.effort import MOST_TAGS, MOST_TURNS, is_long, matches, turns
+from relay.mailboxes.effort import (
+    MOST_DEPTH,
+    MOST_TAGS,
+    MOST_TURNS,
+    depth,
+    is_long,
+    is_too_deep,
+    matches,
+    turns,
+)
 from relay.mailboxes.pictures import placed
 
 RIGHT = {"R", "AL"}
@@ -93,3 +102,37 @@ def test_each_element_may_be_looked_at_for_each_rule() -> None:
     """And all of them for each, where a rule looks through siblings."""
     assert matches(shown("<style>b{top:0}i{top:0}</style><b></b>")) == 4 * 2
     assert matches(shown("<style>b:has(i){top:0}</style><b></b>")) == 4 + 4 * 4
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        "a{",
+        "a{/*}*/",
+        "a{'}'",
+        "a{\\}",
+        "a{(}",
+        "@media (color){",
+        ":is(",
+        "p{width:var(--a,",
+        "p{width:var(--a,')'",
+    ],
+)
+def test_no_depth_of_styles_is_missed(one: str) -> None:
+    """Whatever only looks as if it closed something, and whatever stands in front."""
+    for before in ("<style>", "<!--<style>'--><p><style>", "<!--<style>/*--><style>"):
+        page = shown(before + one * (MOST_DEPTH + 1))
+        assert is_too_deep(page), before
+    inline = one.replace('"', "").replace("(", "&#40;").replace("{", "&lbrace;")
+    assert is_too_deep(shown(f'<p style="{inline * (MOST_DEPTH + 1)}">x'))
+
+
+def test_ordinary_styles_are_not_deep() -> None:
+    """However many there are."""
+    rule = (
+        "@media (min-width:9px) and (color){.a{color:rgb(0,0,0)}#b{margin:calc(1px + (2px * 3))}}"
+    )
+    cell = '<td style="color:rgb(1,2,3);width:calc(100% - 2px)">a (b) c</td>'
+    assert depth(shown(f"<style>{rule * 2000}</style>{cell * 4000}")) == 0
+    named = ".a{font-family:'Arial'}"
+    assert not is_too_deep(shown(f"<style>{named * 1000}</style>"))

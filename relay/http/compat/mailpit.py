@@ -41,15 +41,16 @@ from relay.http.operations import Access, Call, Query, json_response
 from relay.http.problems import from_status
 from relay.http.resources.all_messages import reach_of
 from relay.http.resources.previews import (
-    PREVIEW_POLICY,
     Own,
     own_hosts,
     picture_places,
     pictures_placed,
+    preview_policy,
 )
 from relay.http.resources.release import LONGEST, MOST_RECIPIENTS, Releasing
 from relay.http.routing import Api
 from relay.mailboxes.changes import Change
+from relay.mailboxes.effort import is_too_deep
 from relay.mailboxes.mails import EVERYTHING, Criteria, Mail
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import ReceivedMessage
@@ -353,14 +354,15 @@ def register(api: Api) -> None:
             page = f"<!doctype html><pre>{html.escape(found.body_text or '')}</pre>"
         hosts = own_hosts(deps.urls)
         own = Own(hosts, request.scope.get("server"))
-        made, _ = await callers.apart(
-            call,
-            partial(
-                pictures_placed, page, found, mail.mailbox_id, own, deps.keyring.signing,
-                loaded=False,
-            ),
-        )  # fmt: skip
-        policy = PREVIEW_POLICY.format(sandbox="", pictures=" ".join(picture_places(hosts)))
+
+        def work() -> tuple[str, bool]:
+            made, _ = pictures_placed(
+                page, found, mail.mailbox_id, own, deps.keyring.signing, loaded=False
+            )
+            return made, is_too_deep(made)
+
+        made, deep = await callers.apart(call, work)
+        policy = preview_policy(pictures=picture_places(hosts), deep=deep)
         return Response(
             made.encode("utf-8", "replace"),
             content_type="text/html; charset=utf-8",

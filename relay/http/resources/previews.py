@@ -10,6 +10,7 @@ Promises
     still without scripts, so that the page can see how tall it is and which link is pressed.  A
     page that a browser may be long about (`relay.mailboxes.effort`) never does, so that it has a
     process of its own where browsers have one for each origin: whoever reads goes on meanwhile.
+  * Styles so deep that a browser may end of them are not applied.
   * A picture that the relay hands out is one by its bytes; each has an address of its own that
     works for two minutes (`relay.http.picture_links`).
   * A long message is made ready beside the loop, one at a time for each who looks: nobody else
@@ -49,15 +50,22 @@ from relay.http.problems import from_status, message_not_found, unavailable
 from relay.http.resources.messages import BASE, GONE
 from relay.http.routing import Api
 from relay.http.tickets import PREVIEW
-from relay.mailboxes.effort import is_long
+from relay.mailboxes.effort import is_long, is_too_deep
 from relay.mailboxes.pictures import placed
 from relay.mailboxes.records import ReceivedMessage
 
-PREVIEW_POLICY = (
-    "sandbox{sandbox}; default-src 'none'; img-src data: {pictures}; style-src 'unsafe-inline'; "
+_POLICY = (
+    "sandbox{sandbox}; default-src 'none'; img-src data: {pictures}; style-src {styles}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 """For a stranger's HTML: its own styles, pictures, and nothing else."""
+
+
+def preview_policy(*, pictures: Iterable[str], sandbox: str = "", deep: bool = False) -> str:
+    """The policy of a page; `deep`: its styles are so deep that they are not applied."""
+    styles = "'none'" if deep else "'unsafe-inline'"
+    return _POLICY.format(sandbox=sandbox, pictures=" ".join(pictures), styles=styles)
+
 
 # A link would lead the frame away from the message, to an error where the policy stops it.  Its
 # tab would be a new one, which the sandbox does not allow: so nothing happens.  The first base with
@@ -69,7 +77,7 @@ _BLOCKED = (
     "</style>"
 )
 _LONG = 1 << 16  # characters of a page; shorter ones are made ready in some milliseconds
-_Made = tuple[str, int, bool]
+_Made = tuple[str, int, bool, bool]
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(?::[0-9]{1,5})?", re.ASCII)
 
 
@@ -136,9 +144,9 @@ def register(api: Api) -> None:
             made, elsewhere = pictures_placed(
                 page, message, call.mailbox.id, own, keyring.signing, loaded=loaded
             )
-            return made, elsewhere, query.framed and is_long(made)
+            return made, elsewhere, query.framed and is_long(made), is_too_deep(made)
 
-        shown, count, long = await beside(call, work) if len(page) > _LONG else work()
+        shown, count, long, deep = await beside(call, work) if len(page) > _LONG else work()
         shares = query.framed and not long
         places = picture_places(hosts)
         blocked = "" if loaded else _BLOCKED.format(count=count)
@@ -146,9 +154,10 @@ def register(api: Api) -> None:
             _begun(shown, _STAYS + (blocked if query.framed else "")).encode("utf-8", "replace"),
             content_type="text/html; charset=utf-8",
             headers={
-                "Content-Security-Policy": PREVIEW_POLICY.format(
+                "Content-Security-Policy": preview_policy(
                     sandbox=" allow-same-origin" if shares else "",
-                    pictures=" ".join((["http:", "https:"] if loaded else []) + places),
+                    pictures=(["http:", "https:"] if loaded else []) + places,
+                    deep=deep,
                 ),
                 # No cookie goes to another port of this host, nor where a picture leads back here.
                 "Cross-Origin-Embedder-Policy": "credentialless",

@@ -66,6 +66,10 @@ async def test_the_preview_can_do_nothing(house: House):
     strict = await house.deliver(address, head + b" <!DOCTYPE html><base target=_self><p>x</p>\r\n")
     page = await house.client.get(f"{BASE}/{address}/messages/{strict}/html", headers=token)
     assert page.text.startswith(f" <!DOCTYPE html>{BEGINS}<p>x</p>")
+    deep = await house.deliver(address, head + b"<style>" + b"a{\r\n" * 6000 + b"</style><p>x")
+    page = await house.client.get(f"{BASE}/{address}/messages/{deep}/html", headers=token)
+    assert "style-src 'none'" in page.headers["Content-Security-Policy"], "a browser would end"
+    assert "style-src 'unsafe-inline'" in policy
     plain = await house.deliver(address, b"Subject: x\r\n\r\n<script>\r\n")
     text = await house.client.get(f"{BASE}/{address}/messages/{plain}/html", headers=token)
     assert "&lt;script&gt;" in text.text
