@@ -69,6 +69,11 @@ _POLICY = re.compile(
 )
 
 
+def is_for_policy(text: str) -> bool:
+    """Whether the words of a refusal say that it is for policy: not for there being nobody."""
+    return _POLICY.search(text) is not None
+
+
 def finding(report: Report, recipient: str) -> Finding | None:
     """Return what follows from a report of mail to `recipient`; None: nothing."""
     if report.kind == COMPLAINT:
@@ -100,7 +105,7 @@ def _of(one: Recipient, *, named: bool) -> Finding | None:
         return Finding(Kind.DELAYED, enhanced, one.diagnostic)
     if action != "failed" or one.status.startswith("2"):
         return None
-    fits = named and not _POLICY.search(one.diagnostic) and not _is_policy(one)
+    fits = named and not is_for_policy(one.diagnostic) and not _is_policy(one)
     return Finding(
         Kind.BOUNCED,
         enhanced,

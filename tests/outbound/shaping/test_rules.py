@@ -256,6 +256,14 @@ def test_only_a_final_refusal_of_a_recipient_suppresses():
     for phase in (Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH, Phase.MAIL):
         assert not rule.fits(reply(550, "5.1.1", phase=phase))
     assert not rule.fits(reply(550, "5.7.1"))
+    for said in ("blocked using zen.spamhaus.org", "Rejected as spam", "fails DMARC policy"):
+        assert not rule.fits(reply(550, "5.1.1", said))
+    # A rule of words says itself which.
+    assert (
+        parse("[[default.replies]]\ntext = 'as spam'\nsuppress = true", "rules.toml")
+        .default.replies[0]
+        .fits(reply(550, "5.1.1", "Rejected as spam"))
+    )
     assert not ReplyRule(Asks.SUPPRESS, 1, enhanced="5.1.x").fits(reply(450, "5.1.1"))
 
 
