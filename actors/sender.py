@@ -3,8 +3,8 @@
 `Deliver` messages bring what the claimer has leased.  Each comes into custody and waits in the line
 of its route, workers take it from there, and what became of it goes to the finaliser; only what
 that has recorded makes room for more.  The parts are `relay.outbound`'s: `custody`, `dispatch`,
-`gatekeeper`, `workers`, `finaliser`, `demand`.  Here they are put together, given their turns, and
-brought to an end.
+`gatekeeper`, `workers`, `finaliser`, `demand`, and `signer`, whose processes run here.  Here they
+are put together, given their turns, and brought to an end.
 
 Promises
 - Every tick grants room, looks for stalls, renews leases and closes idle connections.

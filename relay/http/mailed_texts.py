@@ -67,11 +67,6 @@ ACTIVATION_HINT = Text(
     "If your account is active already, there is nothing left to do. Otherwise:",
     "Ist Ihr Konto schon aktiv, bleibt nichts mehr zu tun. Sonst:",
 )
-ACTIVATION_REFUSED = Text(
-    "This link cannot be used: it has been used before, or is too old, or was copied in part.",
-    "Dieser Link lässt sich nicht benutzen: Er wurde schon benutzt, ist zu alt oder wurde nur "
-    "teilweise kopiert.",
-)
 ACTIVATION_RESENT = Text(
     "If the account is not active yet, a new mail is on its way to its address, at most five in 15 "
     "minutes. If it is active, sign in as usual.",

@@ -12,7 +12,7 @@ Promises
   the header a field.  What is signed is not changed.
 - Linear in the message.
 
-Fails: `signatures` returns nothing where a message cannot be signed; `Unloadable` for what is no
+Fails: `unsigned` returns nothing where a message cannot be signed; `Unloadable` for what is no
 private key.
 
 RSA takes some tenths of a millisecond, several times what all the rest does: so `unsigned` makes
@@ -94,19 +94,6 @@ class Published(Protocol):
         """One of `ALGORITHMS`."""
 
 
-class Signatory(NamedTuple):
-    """A key, and where its public half is published."""
-
-    domain: str
-    selector: str
-    key: PrivateKey
-
-    @property
-    def algorithm(self) -> str:
-        """What a= says of signatures by it."""
-        return algorithm_of(self.key)
-
-
 class Unsigned(NamedTuple):
     """A DKIM-Signature field but for what its key makes of the digest."""
 
@@ -128,11 +115,6 @@ def generate(algorithm: str) -> PrivateKey:
     if algorithm == "rsa-sha256":
         return generate_private_key(65537, RSA_BITS)
     return Ed25519PrivateKey.generate()
-
-
-def algorithm_of(key: PrivateKey) -> str:
-    """What a= says of signatures by a key."""
-    return "rsa-sha256" if isinstance(key, RSAPrivateKey) else "ed25519-sha256"
 
 
 def dump(key: PrivateKey) -> str:
@@ -175,19 +157,12 @@ def author_domain(header: bytes) -> str:
     return _author_domain(fields)
 
 
-def signatures(message: bytes, keys_of: Callable[[str], Sequence[Signatory]]) -> bytes:
-    """The DKIM-Signature fields that go in front of a message (its line ends CRLF), or nothing.
+def unsigned(message: bytes, keys_of: Callable[[str], Sequence[K]]) -> list[tuple[K, Unsigned]]:
+    """The DKIM-Signature fields that go in front of a message (its line ends CRLF), in their order:
+    each with its key, and `by` what that makes of its digest (`sign`).
 
     `keys_of` gives the keys of a domain; what it raises passes.
     """
-    return b"".join(
-        field.by(sign(signatory.key, field.digest))
-        for signatory, field in unsigned(message, keys_of)
-    )
-
-
-def unsigned(message: bytes, keys_of: Callable[[str], Sequence[K]]) -> list[tuple[K, Unsigned]]:
-    """The same fields in their order, each with its key, for `sign` to be called elsewhere."""
     try:
         fields, body = split(message)
     except Oversize:

@@ -39,7 +39,7 @@ from relay.outbound.dkim import (
     unsigned,
 )
 from relay.outbound.dkim_keys import DkimKeys, SealedKey
-from relay.outbound.signing_processes import Digest, SigningProcesses
+from relay.outbound.signing_processes import SigningProcesses, ToSign
 from relay.smtp.client import Mail
 
 log = get_logger()
@@ -60,14 +60,14 @@ class Begun(NamedTuple):
 
     mail: Mail
     fields: Sequence[Unsigned]
-    digests: Sequence[Digest]
+    digests: Sequence[ToSign]
 
-    def signed(self, made: Sequence[bytes]) -> Mail:
-        """The mail behind its signatures, `made` of the digests; as it is, where there are none."""
-        if not made:
+    def signed(self, signatures: Sequence[bytes]) -> Mail:
+        """The mail behind its fields, by the signatures of its digests; as it is without any."""
+        if not signatures:
             return self.mail
         _SIGNED.inc()
-        fields = zip(self.fields, made, strict=True)
+        fields = zip(self.fields, signatures, strict=True)
         return self.mail.behind(b"".join(field.by(one) for field, one in fields))
 
 
@@ -77,7 +77,7 @@ class Signer:
     def __init__(
         self, keys: DkimKeys, vault: Vault, processes: SigningProcesses | None = None
     ) -> None:
-        """`processes`: sign where there is much to sign; whoever runs them is another."""
+        """`processes`: sign where there is much to sign; `actors/sender.py` runs them."""
         self.processes = processes or SigningProcesses()
         self._keys = keys
         self._vault = vault
@@ -142,7 +142,7 @@ class Signer:
         return Begun(
             mail,
             [field for _, field in fields],
-            [Digest(row.id, self._key(row), field.digest) for row, field in fields],
+            [ToSign(row.id, self._key(row), field.digest) for row, field in fields],
         )
 
     def signed(self, mail: Mail) -> Mail:

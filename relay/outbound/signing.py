@@ -33,18 +33,21 @@ L = TypeVar("L")
 
 THREADS = 2
 """Batches at a time where threads sign: with the loop's own they keep two processors busy."""
-A_PROCESS = 4
+PER_PROCESS = 4
 """Batches at a time for each process that signs: it has the next while the loop is busy elsewhere
 for some milliseconds."""
 BATCH = 16
 """Messages that are signed together: five milliseconds."""
+MANY = BATCH * THREADS
+"""Messages that wait behind those in threads, and from which on processes are to sign."""
 TOGETHER = 128
 """Mails of a line: several for each of its connections, as a mail that follows another on one costs
 a third less of all (`python -m tests.bench outbound`)."""
 LONG = 64 * 1024
 """Bytes of a mail from which on its canonical form is made in a thread, too."""
 
-Made = tuple[L, Job, Mail | Exception]
+Result = tuple[L, Job, Mail | Exception]
+"""A job of a line, and its mail, or what that failed with."""
 Write = Callable[[Claimed], Mail]
 """Makes the mail of a message."""
 
@@ -53,17 +56,17 @@ class Signing(Generic[L]):
     """The messages that wait to be signed, each with the line that it goes to then."""
 
     def __init__(
-        self, signer: Signer, write: Write, made: Callable[[Sequence[Made[L]]], None]
+        self, signer: Signer, write: Write, done: Callable[[Sequence[Result[L]]], None]
     ) -> None:
-        """`made` is told what came of messages, of some at a time."""
+        """`done` is told what came of messages, of some at a time."""
         self._signer = signer
         self._processes = signer.processes
         self._write = write
-        self._made = made
+        self._done = done
         self._waiting: tuple[deque[tuple[L, Job]], ...] = tuple(deque() for _ in PRIORITIES)
         self._tasks = 0
         self._left: dict[L, int] = {}  # of each line, what has not been signed
-        self._held: dict[L, list[Made[L]]] = {}
+        self._held: dict[L, list[Result[L]]] = {}
 
     def put(self, line: L, job: Job, nursery: trio.Nursery) -> None:
         """Have a job's mail made and signed, by a task in `nursery`."""
@@ -72,7 +75,7 @@ class Signing(Generic[L]):
         if self._tasks < self._most:
             self._tasks += 1
             nursery.start_soon(self._work)
-        elif sum(map(len, self._waiting)) >= BATCH * THREADS:
+        elif sum(map(len, self._waiting)) >= MANY:
             self._processes.want()
 
     def take_all(self) -> list[tuple[L, Job]]:
@@ -88,7 +91,7 @@ class Signing(Generic[L]):
 
     @property
     def _most(self) -> int:
-        return self._processes.count * A_PROCESS if self._processes.ready else THREADS
+        return self._processes.count * PER_PROCESS if self._processes.ready else THREADS
 
     def _batch(self) -> list[tuple[L, Job]]:
         for waiting in self._waiting:
@@ -110,9 +113,9 @@ class Signing(Generic[L]):
         finally:
             self._tasks -= 1
 
-    def _hand_over(self, made: Sequence[Made[L]]) -> None:
+    def _hand_over(self, results: Sequence[Result[L]]) -> None:
         full = set()
-        for one in made:
+        for one in results:
             line, job, _ = one
             held = self._held.setdefault(line, [])
             held.append(one)
@@ -120,7 +123,7 @@ class Signing(Generic[L]):
             if line not in self._left or len(held) >= TOGETHER or not job.priority:
                 full.add(line)
         for line in full:
-            self._made(self._held.pop(line))
+            self._done(self._held.pop(line))
 
     def _count(self, line: L) -> None:
         self._left[line] -= 1
@@ -143,11 +146,13 @@ class Signing(Generic[L]):
             digest for one in begun if not isinstance(one, Exception) for digest in one.digests
         ]
         try:
-            made = iter(await self._processes.sign(digests)) if digests else iter(())
+            signatures = iter(await self._processes.sign(digests)) if digests else iter(())
         except NoProcess:
             return await trio.to_thread.run_sync(self._mails, messages)
         return [
-            one if isinstance(one, Exception) else one.signed([next(made) for _ in one.digests])
+            one
+            if isinstance(one, Exception)
+            else one.signed([next(signatures) for _ in one.digests])
             for one in begun
         ]
 

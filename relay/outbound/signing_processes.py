@@ -1,12 +1,12 @@
 """Signing in child processes: the parent's side of `relay.outbound.signing_worker`.
 
-A thread that signs by RSA does without the interpreter meanwhile, but wants it back after each
-signature: it waits for the loop to let it go, and the loop waits to have it again.  To a child the
-loop writes once for a batch, and reads once (`python -m tests.bench outbound`).
+A thread that signs by RSA lets go of the interpreter's lock (GIL) meanwhile, but wants it back
+after each signature: it waits for the loop to let it go, and the loop waits to have it again.  To a
+child the loop writes once for a batch, and reads once (`python -m tests.bench outbound`).
 
 Promises
-- There is no child until so much is to be signed that it pays (`want`), and none any more when
-  nothing was for `IDLE` seconds.
+- There is no child until so much is to be signed that it pays (`want`; `signing.MANY` messages),
+  and none any more when nothing was for `IDLE` seconds.
 - Whoever waits for signatures has them, or `NoProcess`, within `DEADLINE` seconds: a child that
   dies, or stops, is replaced, after a pause that grows while none of them signs anything.
 - Keys go to a child over its pipe, when it first needs them; `forget` has all children forget one.
@@ -47,7 +47,7 @@ class NoProcess(TemporaryFailure):
     """No child signs this now."""
 
 
-class Digest(NamedTuple):
+class ToSign(NamedTuple):
     """What is to be signed, and by which key."""
 
     id: UUID
@@ -92,7 +92,7 @@ class SigningProcesses:
         """There is more to sign than a few mails: children do it as soon as they run."""
         self._wanted.set()
 
-    async def sign(self, digests: Sequence[Digest]) -> list[bytes]:
+    async def sign(self, digests: Sequence[ToSign]) -> list[bytes]:
         """The signatures, in order; `NoProcess` if no child makes them."""
         if not self._children:
             raise NoProcess("no process signs")
@@ -166,7 +166,7 @@ class _Child:
                 return
         raise NoProcess("it did not start")
 
-    async def sign(self, digests: Sequence[Digest]) -> list[bytes]:
+    async def sign(self, digests: Sequence[ToSign]) -> list[bytes]:
         """The signatures, in order, within the deadline."""
         answer: Future[list[bytes]] = Future()
         with trio.move_on_after(self._deadline):
@@ -175,7 +175,7 @@ class _Child:
         self.close()
         raise NoProcess("a process took too long to sign")
 
-    async def _ask(self, digests: Sequence[Digest], answer: Future[list[bytes]]) -> None:
+    async def _ask(self, digests: Sequence[ToSign], answer: Future[list[bytes]]) -> None:
         assert self.process.stdin is not None
         async with self._writing:
             if self._closed:
@@ -190,7 +190,7 @@ class _Child:
                     raise NoProcess("the process has died") from error
                 raise
 
-    def _key_changes(self, digests: Sequence[Digest]) -> Iterator[bytes]:
+    def _key_changes(self, digests: Sequence[ToSign]) -> Iterator[bytes]:
         for id in self.forgotten & self._keys:
             yield REQUEST.pack(FORGET, 0) + id.bytes
         self._keys -= self.forgotten
@@ -240,7 +240,7 @@ class _Child:
         self._asked.clear()
 
 
-def _request(digests: Sequence[Digest]) -> Iterator[bytes]:
+def _request(digests: Sequence[ToSign]) -> Iterator[bytes]:
     yield REQUEST.pack(SIGN, len(digests))
     for id, _, digest in digests:
         yield SIGNED.pack(id.bytes, digest)

@@ -14,7 +14,7 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.jobs import Job
 from relay.outbound.render import mail_of
 from relay.outbound.signer import Signer
-from relay.outbound.signing import A_PROCESS, BATCH, TOGETHER, Made, Signing
+from relay.outbound.signing import BATCH, PER_PROCESS, TOGETHER, Result, Signing
 from relay.outbound.signing_processes import SigningProcesses
 from relay.smtp.client import Mail
 from tests.eventually import eventually
@@ -37,16 +37,16 @@ class World:
     """A signer with keys, and all that it handed over, call by call."""
 
     def __init__(self, signer: Signer, nursery: trio.Nursery) -> None:
-        self.calls: list[list[Made[str]]] = []
+        self.calls: list[list[Result[str]]] = []
         self.signing: Signing[str] = Signing(signer, write, lambda made: self.calls.append([*made]))
         self.nursery = nursery
 
     def put(self, line: str, job: Job) -> None:
         self.signing.put(line, job, self.nursery)
 
-    async def has(self, count: int) -> list[Made[str]]:
+    async def has(self, count: int) -> list[Result[str]]:
         """Wait until so many were handed over."""
-        made: list[Made[str]] = await eventually(
+        made: list[Result[str]] = await eventually(
             lambda: [one for call in self.calls for one in call],
             f"{count} are made",
             until=lambda made: len(made) == count,
@@ -105,7 +105,7 @@ async def test_high_mail_goes_first(any_pool, by: str):
         world.put("line", high)
         made = await world.has(10 * BATCH + 1)
     place = [one.key for _, one, _ in made].index(high.key)
-    assert place <= (A_PROCESS + 1) * BATCH
+    assert place <= (PER_PROCESS + 1) * BATCH
     assert len(world.calls[0]) == place + 1, "nothing that came later went with it"
 
 

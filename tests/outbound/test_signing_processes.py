@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from relay.outbound.dkim import ALGORITHMS, PrivateKey, generate, sign
-from relay.outbound.signing_processes import Digest, NoProcess, SigningProcesses, processes_on
+from relay.outbound.signing_processes import NoProcess, SigningProcesses, ToSign, processes_on
 from tests.eventually import eventually, eventually_sync
 
 RSA, ED25519 = uuid4(), uuid4()
@@ -25,11 +25,11 @@ def key(id: UUID) -> PrivateKey:
     return generate(ALGORITHMS[0] if id == RSA else ALGORITHMS[1])
 
 
-def digests(count: int, *ids: UUID) -> list[Digest]:
-    return [Digest(id, key(id), os.urandom(32)) for _ in range(count) for id in ids]
+def digests(count: int, *ids: UUID) -> list[ToSign]:
+    return [ToSign(id, key(id), os.urandom(32)) for _ in range(count) for id in ids]
 
 
-def expected(wanted: list[Digest]) -> list[bytes]:
+def expected(wanted: list[ToSign]) -> list[bytes]:
     return [sign(one.key, one.digest) for one in wanted]
 
 
@@ -167,7 +167,7 @@ async def test_a_key_that_is_forgotten_signs_no_more():
     async with running() as processes:
         await processes.sign(digests(1, ED25519))
         processes.forget([ED25519])
-        other = Digest(ED25519, generate(ALGORITHMS[1]), b"x" * 32)
+        other = ToSign(ED25519, generate(ALGORITHMS[1]), b"x" * 32)
         assert await processes.sign([other]) == expected([other])
 
 

@@ -14,9 +14,6 @@ Promises
     one hidden field, and only if it looks like a token.
   * The token leaves for nowhere: the policy allows no other origin but the product's, no frame and
     no referrer.
-
-Why `Referrer-Policy: same-origin` and not `no-referrer`, as everywhere else: under that a browser
-says `Origin: null` with its own form, and what has a foreign Origin is refused.
 """
 
 from __future__ import annotations
@@ -80,7 +77,7 @@ _HINT = {
     Action.PASSWORD_RECOVERY: texts.RECOVERY_HINT,
 }
 _REFUSED = {
-    Action.ACTIVATION: texts.ACTIVATION_REFUSED,
+    Action.ACTIVATION: texts.DEAD,
     Action.PASSWORD_RECOVERY: texts.RECOVERY_REFUSED,
 }
 # The same for every link that is shown to a page, whosever it was, if anybody's.
