@@ -325,7 +325,7 @@ def shown_after(page: Page, relay: RelayProcess, number: int) -> float:
         page.get_by_role("main").get_by_role("button", name="Sign in").click()
         page.get_by_role("button", name="Sign out").wait_for()
         page.goto(f"{relay.run['http']}/#/mail/{quote('box9@relay.localhost', safe='')}")
-        page.locator("#stream", has_text="listening").wait_for()
+        page.locator("#stream", has_text="live").wait_for()
     word = f"seen{number}word"
     page.evaluate(f"word => {{ window.seen = ({_SEEN})(word); }}", word)
     letter = f"From: a@client.example\r\nSubject: {word}\r\n\r\ntext\r\n"

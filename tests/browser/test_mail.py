@@ -1085,7 +1085,7 @@ def test_a_tag_is_compared_without_case_as_mail_comes_and_is_tagged(
         page = signed_in(visit, relay, f"mail/tag:{tag}")
         rows = page.locator("#messages li")
         expect(rows).to_have_count(1)
-        expect(page.locator("#stream")).to_have_text("listening")
+        expect(page.locator("#stream")).to_have_text("live")
         deliver(relay, address, f"X-Tags: {tag.lower()}\r\n".encode() + mail("the second", "t"))
         expect(rows).to_have_count(2)
         deliver(relay, address, mail("the third", "t"))
