@@ -113,6 +113,8 @@ def read(raw: bytes) -> Report:
         if wrapped is not None and _REPORT.search(wrapped.body[:_HEADER]):
             # A gateway, or whoever passed it on, has put the report into a mail of its own.
             found = _standard(list(_parts(wrapped.body, _DEPTH, budget)))
+            if found.kind == COMPLAINT and _ANSWERS.match(top.get("auto-submitted", "")):
+                return NOTHING  # a receipt for a complaint that we sent, with a copy of it
     if found.kind:
         return found
     for part in parts[1:]:
@@ -132,6 +134,7 @@ def _standard(parts: Sequence[_Part]) -> Report:
 
 
 _REPORT = re.compile(rb"^content-type:\s*multipart/report\b", re.IGNORECASE | re.MULTILINE)
+_ANSWERS = re.compile(r"auto-replied\b", re.IGNORECASE)
 _NOTICES = {"message/delivery-status", "message/global-delivery-status"}
 _EMBEDDED = {"message/rfc822", "message/global", "text/rfc822-headers", "message/global-headers"}
 

@@ -251,16 +251,20 @@ _RETURNED = f"From: Shop <shop@shop.example>\nTo: <{RECIPIENT}>\nSubject: Your o
 _FEEDBACK = "Feedback-Type: abuse\nUser-Agent: x/1\nVersion: 1\n"
 
 
-def _passed_on(raw: bytes) -> bytes:
+def _passed_on(raw: bytes, *fields: str) -> bytes:
     """A mail as an attachment of another."""
     inner = raw.decode().replace("\r", "")
     return mail(
         "--=_o\nContent-Type: text/plain\n\nSee below.\n--=_o\n"
         f"Content-Type: message/rfc822\n\n{inner}\n--=_o--\n",
-        *("Subject: Fwd: abuse", "X-Loop: fbl"),
+        *("Subject: Fwd: abuse", "X-Loop: fbl", *fields),
         kind='multipart/mixed; boundary="=_o"',
         sender="Abuse desk <abuse@shop.example>",
     )
+
+
+COMPLAINTS.append(Sample("receipt for ours", _passed_on(
+    arf("abuse"), "Auto-Submitted: auto-replied"), None))  # fmt: skip
 
 
 def _complained(*parts: str, kind: str = "multipart/report; report-type=feedback-report") -> bytes:
