@@ -37,6 +37,7 @@ from relay.http.operations import (
     Instant,
     Operation,
     Query,
+    Text,
     View,
     json_response,
 )
@@ -55,15 +56,15 @@ class OutboundFilter(Query):
 
     status: Annotated[State | None, Field(description="only messages in this state")] = None
     recipient: Annotated[
-        str | None, Field(max_length=1000, description="only to this address, whatever its case")
+        Text | None, Field(max_length=1000, description="only to this address, whatever its case")
     ] = None
     priority: Annotated[
         Literal["high", "normal", "bulk"] | None, Field(description="only of this priority")
     ] = None
     domain: Annotated[
-        str | None, Field(max_length=255, description="only to addresses of this domain")
+        Text | None, Field(max_length=255, description="only to addresses of this domain")
     ] = None
-    tag: Annotated[str | None, Field(max_length=255, description="only with this tag")] = None
+    tag: Annotated[Text | None, Field(max_length=255, description="only with this tag")] = None
 
 
 class OutboundQuery(OutboundFilter, PageQuery):

@@ -26,6 +26,7 @@ from relay.http.operations import (
     Changed,
     Operation,
     Query,
+    Text,
     View,
     json_response,
 )
@@ -52,10 +53,10 @@ class FlushQuery(Query):
     """The deferred messages that are to be tried."""
 
     domain: Annotated[
-        str | None, Field(max_length=255, description="only to addresses of this domain")
+        Text | None, Field(max_length=255, description="only to addresses of this domain")
     ] = None
     route: Annotated[
-        str | None,
+        Text | None,
         Field(
             max_length=2048,
             description="only what leaves by this upstream, as the list of destinations names it; "
@@ -63,12 +64,12 @@ class FlushQuery(Query):
         ),
     ] = None
     recipient: Annotated[
-        str | None, Field(max_length=1000, description="only to this address, whatever its case")
+        Text | None, Field(max_length=1000, description="only to this address, whatever its case")
     ] = None
     priority: Annotated[
         Literal["high", "normal", "bulk"] | None, Field(description="only of this priority")
     ] = None
-    tag: Annotated[str | None, Field(max_length=255, description="only with this tag")] = None
+    tag: Annotated[Text | None, Field(max_length=255, description="only with this tag")] = None
 
     @property
     def wanted(self) -> Wanted:

@@ -727,6 +727,9 @@ async def test_an_operator_may_flush_the_queue(house: House) -> None:
     ):  # fmt: skip
         assert (await get(house, f"queue/flush?{wanted}")).json() == {"count": count}
     assert (await get(house, "queue/flush", await house.key("send"))).status_code == 403
+    for name in ("domain", "route", "recipient", "tag"):  # which no text of PostgreSQL's can have
+        assert (await get(house, f"queue/flush?{name}=%00")).status_code == 422
+        assert name == "route" or (await get(house, f"outbound?{name}=%00")).status_code == 422
     assert (await post(house, "queue/flush?domain=other.example")).json() == {"count": 0}
     assert (await post(house, "queue/flush?route=smtps://other.example:465")).json() == {"count": 0}
     assert (await post(house, "queue/flush?domain=example.org&route=default")).json() == {
