@@ -386,8 +386,8 @@ class QueueAdmin:
         `GET /queue/destinations` names it; `default`: the relay's own), only those that `wanted`
         fits, of which the state says nothing here.  What was not tried yet waits for its time.
         What receivers have asked for ends, too, but of none other than the domain's (or the
-        recipient's), and of none but the one that is named so.  Returns how many there were; all
-        nodes are told.
+        recipient's), and of none but the one that is named so; where only tag or priority is
+        wanted, of none.  Returns how many there were; all nodes are told.
         """
         domain = domain or wanted.domain
         values = _deferred(domain, route, wanted)
@@ -415,7 +415,8 @@ class QueueAdmin:
             domain = wanted.recipient.rpartition("@")[2]
         domain = None if domain is None else domain.lower()
         names = () if domain is None else self._receivers_of(domain)
-        await self._shaping.let_go(domain=domain, route=route, names=names)
+        if domain is not None or route is not None or wanted == ALL:
+            await self._shaping.let_go(domain=domain, route=route, names=names)
         await announce(self._pool, FLUSH)
         return flushed
 

@@ -9,7 +9,7 @@ import trio
 from relay.db.listen import Hub
 from relay.lifecycle.letters import Letters
 from relay.lifecycle.token_mailer import TokenMailer
-from relay.outbound.admin import QueueAdmin
+from relay.outbound.admin import QueueAdmin, Wanted
 from relay.outbound.gates import Standing
 from relay.outbound.rates import SharedRates
 from relay.outbound.shaping.rules import Rules, parse
@@ -99,6 +99,7 @@ async def test_a_provider_that_asks_to_be_left_alone_is(pool):
         # What is flushed is nothing of the provider's, and ends nothing of it.
         await admin.flush("other.example")
         await admin.flush(route="default")
+        await admin.flush(wanted=Wanted(tag="spring"))
         assert len(await rows(w)) == 1
         await admin.flush("one.example")
         assert await rows(w) == []
