@@ -58,7 +58,7 @@ _COMMANDS = {
     "db": "The database: migrate, check, connect.",
     "config": "The settings: show and check them.",
     "collect": "Write tokens that are to be mailed to standard output, a batch a line.",
-    "simulate": "Live through hours of several relays, simulated, and judge their promises.",
+    "simulate": "Live through a day of several relays, simulated, and judge their promises.",
     "doctor": "Check the machine, the settings, the data directory, the database and the relay.",
     "mcp": "Serve tools for AI agents over stdio (Model Context Protocol).",
 }
