@@ -1,17 +1,22 @@
-"""A clock for tests of what takes minutes: Trio's and PostgreSQL's, put forward together.
+"""What fault tests share: a primary with its standby, and a clock for what takes minutes.
 
-Both go on at their usual pace in between, so real sockets and real databases work as ever, and a
-machine that stalls for a second costs a second of many.
+The clock is Trio's and PostgreSQL's, put forward together.  Both go on at their usual pace in
+between, so real sockets and real databases work as ever, and a machine that stalls for a second
+costs a second of many.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import trio
 from trio.testing import MockClock
 
+from relay.db.migrate import migrate
 from relay.db.pool import Pool
+from tests.db.cluster import Pair, binaries
 
 # Functions of a schema that is searched before the system's own.
 CLOCK = """
@@ -23,6 +28,16 @@ CLOCK = """
     CREATE FUNCTION virtual.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
     AS 'SELECT pg_catalog.clock_timestamp() + ahead FROM virtual.clock';
     """
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A primary that does not wait yet, migrated, and its standby, not started yet."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    with Pair(bin_dir) as pair:
+        trio.run(functools.partial(migrate, pair.primary.dsn()))
+        yield pair
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ alone is lost with it.
 
 from __future__ import annotations
 
-import functools
 import smtplib
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +18,8 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-import trio
 
-from relay.db.migrate import migrate
-from tests.db.cluster import Pair, binaries
+from tests.db.cluster import Pair
 from tests.relay_process import RelayProcess
 
 DEVICE = "ab" * 32
@@ -69,16 +65,6 @@ def post(relay: RelayProcess, address: str, subjects: list[str], connections: in
 
 def named(phase: str, count: int) -> list[str]:
     return [f"{phase}-{number}" for number in range(count)]
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """A primary that does not wait yet, migrated, and its standby, not started yet."""
-    bin_dir = binaries(18)
-    assert bin_dir is not None
-    with Pair(bin_dir) as pair:
-        trio.run(functools.partial(migrate, pair.primary.dsn()))
-        yield pair
 
 
 def begin(relay: RelayProcess, pair: Pair) -> str:

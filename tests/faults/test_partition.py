@@ -13,19 +13,17 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
-import trio
 
-from relay.db.migrate import migrate
 from relay.devices.client import Pusher
 from relay.devices.noise import KeyPair
 from relay.settings import parse_endpoint
-from tests.db.cluster import Pair, binaries
+from tests.db.cluster import Pair
 from tests.eventually import eventually_sync
 from tests.faults.failing_over import Posting, lost
 from tests.faults.links import Link
@@ -110,16 +108,6 @@ def push(device: KeyPair, relay: RelayProcess, name: str) -> bool:
     ):
         return session.push_all(device.public, [name.encode()]) == [None]
     return False
-
-
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """A primary that does not wait yet, migrated, and its standby, not started yet."""
-    bin_dir = binaries(18)
-    assert bin_dir is not None
-    with Pair(bin_dir) as pair:
-        trio.run(functools.partial(migrate, pair.primary.dsn()))
-        yield pair
 
 
 @pytest.mark.timeout(300)

@@ -51,10 +51,9 @@ from relay.outbound.states import Cause, Forbidden, State
 from relay.times import rfc3339
 
 
-class OutboundFilter(Query):
-    """The messages that are meant; nothing given means all."""
+class Meant(Query):
+    """Which messages are meant, whatever their state; nothing given means all."""
 
-    status: Annotated[State | None, Field(description="only messages in this state")] = None
     recipient: Annotated[
         Text | None, Field(max_length=1000, description="only to this address, whatever its case")
     ] = None
@@ -65,6 +64,12 @@ class OutboundFilter(Query):
         Text | None, Field(max_length=255, description="only to addresses of this domain")
     ] = None
     tag: Annotated[Text | None, Field(max_length=255, description="only with this tag")] = None
+
+
+class OutboundFilter(Meant):
+    """The messages that are meant."""
+
+    status: Annotated[State | None, Field(description="only messages in this state")] = None
 
 
 class OutboundQuery(OutboundFilter, PageQuery):

@@ -14,7 +14,7 @@ again.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from quart import Response
@@ -25,11 +25,11 @@ from relay.http.operations import (
     Call,
     Changed,
     Operation,
-    Query,
     Text,
     View,
     json_response,
 )
+from relay.http.resources.outbound import Meant
 from relay.http.routing import Api
 from relay.outbound.admin import Traffic, Wanted
 from relay.outbound.shaping.rules import Limits
@@ -49,12 +49,9 @@ class QueueState(View):
     last_hour: dict[str, int]
 
 
-class FlushQuery(Query):
+class FlushQuery(Meant):
     """The deferred messages that are to be tried."""
 
-    domain: Annotated[
-        Text | None, Field(max_length=255, description="only to addresses of this domain")
-    ] = None
     route: Annotated[
         Text | None,
         Field(
@@ -63,13 +60,6 @@ class FlushQuery(Query):
             "default: the relay's own",
         ),
     ] = None
-    recipient: Annotated[
-        Text | None, Field(max_length=1000, description="only to this address, whatever its case")
-    ] = None
-    priority: Annotated[
-        Literal["high", "normal", "bulk"] | None, Field(description="only of this priority")
-    ] = None
-    tag: Annotated[Text | None, Field(max_length=255, description="only with this tag")] = None
 
     @property
     def wanted(self) -> Wanted:
