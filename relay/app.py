@@ -48,7 +48,7 @@ from relay.db.hosts import Hosts
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
-from relay.errors import ConfigError, innermost
+from relay.errors import ConfigError, Occupied, innermost
 from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.memory import return_large_blocks, settle_garbage
@@ -274,7 +274,8 @@ class _Listening:
         return self
 
     def _refused(self, error: OSError) -> ConfigError:
-        return ConfigError(
+        kind = Occupied if error.errno == errno.EADDRINUSE else ConfigError
+        return kind(
             f"{self.name} is {self.address!r}, which cannot be listened on "
             f"({error.strerror}); choose a free address and port, or port 0."
         )
@@ -282,6 +283,9 @@ class _Listening:
     def __exit__(self, *_: object) -> None:
         for listener in self.sockets:
             listener.close()
+
+
+_ANOTHERS = "another program listens on it"
 
 
 class _UnixListening:
@@ -321,7 +325,7 @@ class _UnixListening:
                 os.umask(before)
         if fault:
             listener.close()
-            raise ConfigError(
+            raise (Occupied if fault == _ANOTHERS else ConfigError)(
                 f"{self.name} is {self.path!r}, which cannot be listened on ({fault}); choose a "
                 "path in a directory that is there and writable."
             )
@@ -345,7 +349,7 @@ class _UnixListening:
             except OSError as error:
                 if error.errno != errno.EAGAIN:  # its queue is full
                     return error.strerror or str(error)
-        return "another program listens on it"
+        return _ANOTHERS
 
     def __exit__(self, *_: object) -> None:
         for listener in self.sockets:

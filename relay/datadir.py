@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from relay import files
-from relay.errors import ConfigError
+from relay.errors import ConfigError, Occupied
 
 
 class DataDir:
@@ -54,7 +54,7 @@ class DataDir:
             ) from error
         if not _locked(lock, patience=0.5):
             os.close(lock)
-            raise ConfigError(
+            raise Occupied(
                 f"Another relay holds the data directory {self.path}; stop it first, or name "
                 "another with --data-dir or RELAY_DATA_DIR."
             )

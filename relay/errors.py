@@ -40,6 +40,13 @@ class ConfigError(RelayError):
     """The configuration is wrong; the message is one sentence that says what to change."""
 
 
+class Occupied(ConfigError):
+    """A port, a socket or the data directory is another program's, which may be a relay."""
+
+    command: str | None = None
+    """What a shell starts a relay by beside it, where somebody knows."""
+
+
 class Bug(RelayError):
     """An invariant was broken.  Left to supervision."""
 

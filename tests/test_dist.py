@@ -28,18 +28,6 @@ from tests.shop import serving_shop
 
 PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
 README = (ROOT / "clients" / "python" / "README.md").read_text()
-APPLICATION = """\
-import smtplib
-from email.message import EmailMessage
-
-
-def sign_up(address, server):
-    message = EmailMessage()
-    message["From"], message["To"], message["Subject"] = "shop@shop.example", address, "Welcome"
-    message.set_content("Your code is 271828. https://shop.example/activate?t=1")
-    with smtplib.SMTP(server.host, server.port) as smtp:
-        smtp.send_message(message)
-"""
 
 
 def project(folder: Path) -> dict[str, object]:
@@ -152,11 +140,8 @@ def test_built_packages_work_alone(
         tmp_path,
     )
     (tmp_path / "suite").mkdir()
-    (tmp_path / "suite" / "application.py").write_text(APPLICATION)
-    five_lines = README.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "suite" / "test_sign_up.py").write_text(
-        f"from application import sign_up\n\n\n{five_lines}"
-    )
+    as_shown = README.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "suite" / "test_sign_up.py").write_text(as_shown)
     said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], tmp_path / "suite")
     took = time.monotonic() - began
     assert "1 passed" in said

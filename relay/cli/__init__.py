@@ -5,9 +5,10 @@ Each file of this package is a command or a group of them, and is loaded when th
 run, so that `--help`, completion and the small commands answer at once: what each may load is held
 by tests/cli/test_imports.py.
 
-Promises: results on stdout, everything else on stderr; a failure is one sentence and an
-exit code (`relay.cli.exits`), never a traceback unless RELAY_LOG__LEVEL is debug; an
-interrupt ends with 130; a reader that goes away ends us quietly.
+Promises: results on stdout, everything else on stderr; a failure is one sentence (and
+perhaps a command that does it otherwise, on a line of its own) and an exit code
+(`relay.cli.exits`), never a traceback unless RELAY_LOG__LEVEL is debug; an interrupt ends with 130;
+a reader that goes away ends us quietly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import click
 from relay import __version__
 from relay.cli import completion, exits
 from relay.cli.lazy import LazyGroup
-from relay.errors import ConfigError, DatabaseUnavailable
+from relay.errors import ConfigError, DatabaseUnavailable, Occupied
 
 EPILOG = f"""\
 \b
@@ -129,6 +130,12 @@ def _run() -> int:
         return exits.PIPE
     except exits.Failure as failure:
         return _say(failure, failure.code)
+    except Occupied as error:
+        code = _say(error, exits.CONFIG)
+        if error.command is not None:
+            with contextlib.suppress(OSError):
+                click.echo(f"Beside it, on free ports:\n  {error.command}", err=True)
+        return code
     except ConfigError as error:
         return _say(error, exits.CONFIG)
     except DatabaseUnavailable as error:

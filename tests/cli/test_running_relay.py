@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import smtplib
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from email.header import Header
 from email.message import EmailMessage
 from functools import partial
@@ -443,6 +445,61 @@ def test_a_port_in_use_is_named(relay: RelayProcess, tmp_path: Path) -> None:
     findings = {item["check"]: item for item in json.loads(told.stdout)}
     assert findings["smtp port"]["state"] == "FAIL"
     assert findings["relay"]["state"] == "warn"
+
+
+@contextmanager
+def holding(directory: Path) -> Iterator[None]:
+    """Hold a data directory as a relay does."""
+    data = DataDir(directory)
+    data.prepare()
+    try:
+        yield
+    finally:
+        data.release()
+
+
+@pytest.mark.parametrize("held", ["port", "directory"])
+def test_a_relay_starts_beside_another_by_the_line_that_is_said(
+    relay: RelayProcess, tmp_path: Path, held: str
+) -> None:
+    """Copied into a shell as it stands: every port that the settings have has moved, as has the
+    directory if that was another's; and the file of settings is the one that was said."""
+    config = tmp_path / "the settings.toml"
+    config.write_text(f'[pop3]\nbind = "{relay.run["smtp"]}"\n')
+    taken = {
+        "RELAY_SMTP__BIND": relay.run["smtp"],
+        "RELAY_HTTP__BIND": relay.run["http"].removeprefix("http://"),
+        "RELAY_DEVICES__PUSH_BIND": relay.run["devices_push"],
+        "RELAY_DEVICES__RECEIVE_BIND": relay.run["devices_receive"],
+    }
+    own = tmp_path / "data"
+    with holding(own) if held == "directory" else nullcontext():
+        done = cli("up", "--config", config, "--data-dir", own, env=taken)
+    assert done.returncode == 78
+    sentence, intro, line = done.stderr.decode().splitlines()
+    assert "Another relay holds" in sentence if held == "directory" else "_BIND is" in sentence
+    assert intro == "Beside it, on free ports:"
+    moved = {word.partition("=")[0] for word in shlex.split(line) if word.startswith("RELAY_")}
+    assert moved == {*taken, "RELAY_SUBMISSION__BIND", "RELAY_POP3__BIND"}
+    if held == "directory":
+        own = own.with_name("data-2")
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", f"exec env {line}"],
+        env=environment(**taken), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        eventually_sync(
+            lambda: process.poll() is not None or DataDir(own).read_run(), "it is ready", within=60
+        )
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        run_file = DataDir(own).read_run()
+        assert run_file is not None
+        assert {"smtp", "http", "pop3"} <= run_file.keys()
+        assert run_file["smtp"] != relay.run["smtp"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def test_a_stopped_relay_ends_a_follower(tmp_path: Path) -> None:

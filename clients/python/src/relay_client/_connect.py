@@ -6,7 +6,7 @@ import os
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -83,14 +83,15 @@ class _Jar(httpx.Cookies):
 _NEEDLESS = ("Accept-Encoding", "Connection")
 
 
-class Client(httpx.Client):
-    """httpx's client without what a call of the relay does not need."""
+class _Lean:
+    """What both clients have before httpx's own: without what a call of the relay does not need."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._jar = _Jar()
+        http = cast("httpx.Client | httpx.AsyncClient", self)
         for name in _NEEDLESS:
-            del self.headers[name]
+            del http.headers[name]
 
     @property
     def cookies(self) -> httpx.Cookies:
@@ -102,23 +103,12 @@ class Client(httpx.Client):
         self._jar = _Jar(cookies)
 
 
-class AsyncClient(httpx.AsyncClient):
+class Client(_Lean, httpx.Client):
+    """httpx's client, as lean as that."""
+
+
+class AsyncClient(_Lean, httpx.AsyncClient):
     """The same for asyncio and Trio."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._jar = _Jar()
-        for name in _NEEDLESS:
-            del self.headers[name]
-
-    @property
-    def cookies(self) -> httpx.Cookies:
-        """What is sent to whoever set it."""
-        return self._jar
-
-    @cookies.setter
-    def cookies(self, cookies: Any) -> None:
-        self._jar = _Jar(cookies)
 
 
 def is_loopback(host: str) -> bool:
