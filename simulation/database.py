@@ -7,7 +7,9 @@ between the two the node may be killed, as between COMMIT and 250.
 
 What runs in the server beside the statement that is waited for has to be known:
 - A statement that waits for a lock (`pg_blocking_pids`) lets the loop go on, and is looked at again
-  after every other answer.
+  after every other answer.  Its backend is stopped meanwhile: two that one lock let go at once
+  would race each other (for a row's new version, say); so they go on one after the other, in the
+  order in which they began to wait.
 - Notifications are signals between processes.  An observer listens to the same channels; once it
   has answered after a commit that notifies, its backend has been given what the others have been
   given, and the loop stands still until these bytes are in the sockets of those who listen.  Which
@@ -187,8 +189,7 @@ class Server:
 
         for pid in servers_of(self._cluster.data):
             if pid not in but:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sign)
+                _signal(pid, sign)
 
     @property
     def postmaster(self) -> int:
@@ -229,6 +230,11 @@ def dsn_of(servers: Sequence[Server], database: str) -> str:
     hosts = ",".join(server.socket for server in servers)
     ports = ",".join("5432" for _ in servers)
     return make_conninfo("", host=hosts, port=ports, user="relay", dbname=database)
+
+
+def _signal(pid: int, sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, sign)
 
 
 def _connect_behind(dsn: str) -> None:
@@ -276,6 +282,7 @@ class _Site:
         """Backends that may be at work although nobody waits for them."""
         self.cancelled: set[int] = set()
         """Backends that were told to end their statement."""
+        self._paused: dict[int, None] = {}  # backends that are stopped for they wait, in order
         self._observer: psycopg.Connection[Any] | None = None
         # Not the same: psycopg takes notifications out of a connection that it asks something on.
         self._asker: psycopg.Connection[Any] | None = None
@@ -312,6 +319,26 @@ class _Site:
             )
         return {pid for (pid,) in rows} - self.cancelled
 
+    def pause(self, pid: int) -> None:
+        """Stop a backend that waits for a lock: when that is free it goes on in its turn."""
+        self._paused[pid] = None
+        _signal(pid, signal.SIGSTOP)
+
+    def resume(self, pid: int) -> None:
+        """Let a backend go on, if it is stopped for it waits."""
+        if pid in self._paused:
+            del self._paused[pid]
+            _signal(pid, signal.SIGCONT)
+
+    def is_paused(self, pid: int) -> bool:
+        """Whether a backend is stopped for it waits for a lock."""
+        return pid in self._paused
+
+    def next_free(self) -> int | None:
+        """Return the first backend that is stopped and has nothing to wait for any more."""
+        waiting = self.waiting(list(self._paused))
+        return next((pid for pid in self._paused if pid not in waiting), None)
+
     def sends(self, pid: int) -> bool:
         """Whether a backend cannot go on before more of its answer is read."""
         return bool(
@@ -338,6 +365,8 @@ class _Site:
     def close(self) -> None:
         """Disconnect."""
         self.down = True
+        for pid in list(self._paused):
+            self.resume(pid)
         for conn in (self._observer, self._asker):
             if conn is not None:
                 conn.close()
@@ -594,6 +623,7 @@ class Database:
         """Told when a server was asked to end a statement: that one is answered for certain."""
         if conn in self._where and conn.pgconn.status == pq.ConnStatus.OK:
             self._where[conn].cancelled.add(conn.pgconn.backend_pid)
+            self._where[conn].resume(conn.pgconn.backend_pid)
 
     def _answered(self, fileno: int, conn: Any) -> bool:
         """Whether the server has answered; if not, it waits for a lock, or for its standby."""
@@ -618,6 +648,8 @@ class Database:
     async def _wait_unlocked(self, conn: Any) -> None:
         site, pid = self._where[conn], conn.pgconn.backend_pid
         event = self._blocked[conn] = trio.Event()
+        if not site.frozen:
+            site.pause(pid)
         try:
             await event.wait()
         except trio.Cancelled:
@@ -666,14 +698,17 @@ class Database:
 
     def _look_at_blocked(self) -> None:
         """Wake those whose statements wait no more."""
+        for site in self._sites.values():
+            self._let_go_on(site)
         until = time.monotonic() + _PATIENCE
         woken, looked = set(), dict.fromkeys(self._blocked, 0)
         while looked:
             for conn in list(looked):
-                if conn.pgconn.status != pq.ConnStatus.OK or _poll(conn.pgconn.socket, 0):
+                site, pgconn = self._where[conn], conn.pgconn
+                if pgconn.status != pq.ConnStatus.OK or _poll(pgconn.socket, 0):
                     woken.add(conn)
                     del looked[conn]
-                elif self._where[conn].frozen:
+                elif site.frozen or site.is_paused(pgconn.backend_pid):
                     del looked[conn]
             for site in self._sites.values():
                 pids = {c.pgconn.backend_pid: c for c in looked if self._where[c] is site}
@@ -695,6 +730,13 @@ class Database:
                 site.cancelled.discard(conn.pgconn.backend_pid)
             self._blocked.pop(conn).set()
 
+    def _let_go_on(self, site: _Site) -> None:
+        """Let backends go on whose locks are free, each until it has answered or waits again."""
+        while not (site.down or site.frozen) and (pid := site.next_free()) is not None:
+            site.resume(pid)
+            if self._come_to_rest(site, pid):
+                site.pause(pid)
+
     def _await_bytes(self, fileno: int, wanted: int) -> None:
         until = time.monotonic() + 1.0
         while True:
@@ -710,6 +752,7 @@ class Database:
     def _wait_for_orphans(self, site: _Site) -> None:
         until = time.monotonic() + _PATIENCE
         while site.orphans:
+            self._let_go_on(site)
             rows = site.query(
                 "SELECT pid, state <> 'active' FROM pg_stat_activity WHERE pid = ANY(%s)",
                 [sorted(site.orphans)],
@@ -801,13 +844,16 @@ class Database:
             if self._where[conn] is site and conn.pgconn.status == pq.ConnStatus.OK
         }
         for pid in pids:
+            if not pid or site.is_paused(pid):
+                continue
+            _signal(pid, signal.SIGCONT)
             conn = living.get(pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT) if pid else None
             if conn is None:  # nobody waits: it does what it was asked, and ends
-                self._come_to_rest(site, pid, lambda: False)
-            elif conn in self._blocked:
-                self._come_to_rest(site, pid, lambda: _poll(conn.pgconn.socket, 0))  # noqa: B023
+                if self._come_to_rest(site, pid, ends=True):
+                    site.pause(pid)
+                    site.orphans.add(pid)
+            elif conn in self._blocked and self._come_to_rest(site, pid):
+                site.pause(pid)
         site.server.hold_postmaster(held=False)
         # Connections that were asked for meanwhile are taken before this one.
         _connect_behind(site.dsn)
@@ -815,16 +861,29 @@ class Database:
         self._thawed = trio.Event()
         self._settle()
 
-    def _come_to_rest(self, site: _Site, pid: int, answered: Callable[[], bool]) -> None:
-        """Wait until a backend has answered, has ended, or waits for a lock."""
+    def _come_to_rest(self, site: _Site, pid: int, *, ends: bool = False) -> bool:
+        """Wait until a backend has answered, or waits for a lock: whether it does.
+
+        `ends`: its client has gone, so it will.
+        """
+        waited_for = (
+            conn for conn in self._blocked
+            if self._where[conn] is site and conn.pgconn.status == pq.ConnStatus.OK
+            and conn.pgconn.backend_pid == pid
+        )  # fmt: skip
+        conn = next(waited_for, None)
         until, seen = time.monotonic() + _PATIENCE, 0
-        while pid and not answered():
-            if not site.query("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]):
-                return
+        while True:
+            if conn is not None and _poll(conn.pgconn.socket, 0):
+                return False
+            if conn is None and not site.query(
+                "SELECT FROM pg_stat_activity WHERE pid = %s AND (%s OR state = 'active')",
+                [pid, ends],
+            ):
+                return False
             seen = seen + 1 if site.waiting([pid]) else 0
             if seen > 1:
-                site.orphans.add(pid)
-                return
+                return True
             if time.monotonic() > until:
                 raise Stuck(f"backend {pid} does not come to rest")
             time.sleep(_LOOK / 1000)

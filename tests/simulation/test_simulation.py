@@ -60,6 +60,22 @@ def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
     assert [line["t"] for line in lines] == sorted(line["t"] for line in lines)
 
 
+def test_whom_a_lock_lets_go_is_the_same_each_time(tmp_path: Path) -> None:
+    """Three nodes that wait for one row take it in the same order, down to each answer."""
+    traces = [tmp_path / "one", tmp_path / "two"]
+    for run in [
+        start(
+            50010, "--days", "0.001", "--nodes", "3", "--faults", "none", "--trace", str(trace),
+            PYTHONHASHSEED=str(number), SIMULATION_WHISPERS="1",
+        )
+        for number, trace in enumerate(traces)
+    ]:  # fmt: skip
+        verdict(run)
+    one, two = (trace.read_bytes() for trace in traces)
+    assert b"db.unlocked" in one
+    assert one == two
+
+
 def test_another_seed_is_another_run(tmp_path: Path) -> None:
     """Three seeds have different traces, and all keep every promise."""
     traces = [tmp_path / str(number) for number in range(3)]
