@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -169,7 +172,8 @@ def test_no_report_has_the_token(
     inner.makepyfile("def test_it(inbox): pass\n")
     result = _run(inner, "--showlocals", "--tb=long")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*RelayError: *" if url[0] == "l" else "*Unreachable: *"])
+    gist = "a relay's URL begins with" if url[0] == "l" else "no TLS connection to https:"
+    result.stdout.fnmatch_lines(["no relay (see relay-client at the end): *", f"{gist}*"])
     assert token not in result.stdout.str()
 
 
@@ -195,7 +199,8 @@ def test_it(signed_up): pass
 def test_where_no_relay_is_that_is_said_once(
     inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And waited for once, not in each test."""
+    """And waited for once, not in each test: each has a line that leads there, and whoever wants no
+    relay passes."""
     monkeypatch.setenv("RELAY_URL", "http://127.0.0.1:9")
     inner.makeconftest(
         """
@@ -209,13 +214,76 @@ def pytest_fixture_setup(fixturedef):
             looks.write("once ")
 """
     )
-    inner.makepyfile("\n".join(f"def test_{n}(inbox): pass" for n in range(20)))
-    result = _run(inner)
-    result.assert_outcomes(errors=20)
-    result.stdout.fnmatch_lines(
-        ["*Unreachable: the relay does not answer GET http://127.0.0.1:9/*"]
+    wanting = "\n".join(f"def test_{n}(inbox): pass" for n in range(20))
+    inner.makepyfile(f"{wanting}\ndef test_other(): pass")
+    for parallel in _ways(inner):
+        (inner.path / "looked").unlink(missing_ok=True)
+        result = _run(inner, *parallel)
+        result.assert_outcomes(errors=20, passed=1)
+        looked = (inner.path / "looked").read_text().split()
+        assert looked in (["once"], ["once"] * len(parallel)), "once in each process"
+        title = " relay-client: why tests have no relay "
+        errors, _, end = result.stdout.str().partition(title)
+        short = "no relay (see relay-client at the end): the relay does not answer GET "
+        assert len(re.findall(rf"^{re.escape(short)}\S+$", errors, re.MULTILINE)) == 20
+        assert "Connection refused" not in errors
+        assert end.count("Connection refused") == end.count("Without them a relay is started") == 1
+
+
+def _ways(inner: pytest.Pytester) -> list[tuple[str, ...]]:
+    """Return the options of a run in one process, and in several where that can be."""
+    xdist = inner._request.config.pluginmanager.hasplugin("xdist")
+    return [(), ("-n", "2")] if xdist else [()]
+
+
+def test_a_start_is_said_on_a_terminal(
+    inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, by whoever starts it, with how long it took; and nothing of it where no terminal is."""
+    monkeypatch.delenv("RELAY_URL")
+    description = json.dumps({"http": relay.url, "admin_token": relay.token})
+    inner.makepyfile("def test_other(): pass\n\ndef test_it(inbox): pass\n")
+    starts = _RUNS.replace("{}", description.replace('"', '\\"'))
+    quiet = ("-q", "-p", "no:cacheprovider", *_PLUGIN)
+    for parallel in _ways(inner):
+        said = _on_terminal(*quiet, *parallel, "--relay-command", starts)
+        assert re.search(
+            r"^relay-client: starting a relay…\s+relay-client: it is ready after \d+\.\d s$",
+            said,
+            re.MULTILINE,
+        ), said
+        assert said.count("relay-client: ") == 2
+        assert re.search(r"^2 passed in", said, re.MULTILINE), said
+    ends = "sh -c 'echo no disk; exit 3'"
+    said = _on_terminal(*quiet, "--relay-command", ends)
+    assert len(re.findall(r"^relay-client: it ended after \d+\.\d s$", said, re.MULTILINE)) == 1, (
+        said
     )
-    assert (inner.path / "looked").read_text() == "once "
+    pattern = r"^the relay ended as it started; its log is (\S+):\nno disk$"
+    (log,) = re.findall(pattern, said, re.MULTILINE)
+    assert Path(log).read_text() == "no disk\n"
+    result = _run(inner, "--relay-command", starts)
+    result.assert_outcomes(passed=2)
+    result.stdout.no_fnmatch_line("*relay-client: *")
+
+
+def _on_terminal(*arguments: str) -> str:
+    """Run pytest on a terminal, and return what is there to be read."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "100"},
+        stdin=theirs, stdout=theirs, stderr=theirs,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        said = b""
+        # Linux ends a terminal that nobody has any more with an error.
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 4096):
+                said += part
+        os.close(ours)
+        process.wait(60)
+    return said.decode().replace("\r\n", "\n")
 
 
 def test_marker_and_keep(inner: pytest.Pytester, relay: Relay) -> None:
@@ -369,7 +437,7 @@ def test_sign_up(inbox, relay, smtp_server, number):
     monkeypatch.delenv("RELAY_URL")
     result = _run(inner, "--relay-command", "sh -c 'echo no disk; exit 3'", "-k", "0")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*the relay ended as it started:", "*no disk"])
+    result.stdout.fnmatch_lines(["the relay ended as it started; its log is *:", "no disk"])
 
 
 _RUNS = """sh -c 'mkdir -p "$RELAY_DATA_DIR/run"; cd "$RELAY_DATA_DIR/run";

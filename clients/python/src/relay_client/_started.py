@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,29 @@ _FREE_PORTS = {
 }
 
 
-def started(folder: Path, command: str | None, owner: int, *, keep: bool = False) -> dict[str, Any]:
+def started(
+    folder: Path,
+    command: str | None,
+    owner: int,
+    *,
+    keep: bool = False,
+    begins: Callable[[], object] | None = None,
+) -> dict[str, Any]:
     """Return what `run/relay.json` of the relay in `folder` says; start it if there is none.
 
     It ends with the process `owner` at the latest, and its data with it unless that is to be kept.
     `command` is what a shell would be given, the installed `relay-mail up` if there is none; it
     finds `RELAY_DATA_DIR` and the ports to use in its environment, and no other setting of a relay.
+    `begins` is called before it is started here, and not where somebody else has.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         process = folder / "pid"
         if not process.exists():
-            relay = _start(folder, command)
+            words = shlex.split(command) if command else _installed()
+            if begins is not None:
+                begins()
+            relay = _start(folder, words)
             process.write_text(str(relay))
             _watch(owner, relay, None if keep else folder / "data", process)
         return _ready(folder, int(process.read_text()))
@@ -100,8 +111,7 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _start(folder: Path, command: str | None) -> int:
-    words = shlex.split(command) if command else _installed()
+def _start(folder: Path, words: list[str]) -> int:
     with (folder / "relay.log").open("wb") as log:
         try:
             process = subprocess.Popen(  # noqa: S603  # whoever runs the tests chose it
@@ -157,9 +167,9 @@ def _ready(folder: Path, process: int) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(description.read_text())
             return found
         if not _runs(process):
-            raise RelayError(f"the relay ended as it started:\n{_said(folder)}")
+            raise RelayError(f"the relay ended as it started; {_said(folder)}")
         if time.monotonic() > deadline:
-            raise RelayError(f"the relay is not ready after {_STARTS_WITHIN:g} s:\n{_said(folder)}")
+            raise RelayError(f"the relay is not ready after {_STARTS_WITHIN:g} s; {_said(folder)}")
         time.sleep(0.02)
 
 
@@ -178,4 +188,6 @@ def _runs(process: int) -> bool:
 
 
 def _said(folder: Path) -> str:
-    return (folder / "relay.log").read_text(errors="replace")[-2000:].strip() or "(it said nothing)"
+    log = folder / "relay.log"
+    said = log.read_text(errors="replace")[-2000:].strip() or "(nothing)"
+    return f"its log is {log}:\n{said}"

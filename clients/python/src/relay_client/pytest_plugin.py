@@ -6,7 +6,8 @@
 | `inbox` | an `Inbox` of this test alone, which ends with it |
 | `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
 
-When a test fails, what came to its inbox is in the report.  `--relay-keep` leaves inboxes, and the
+When a test fails, what came to its inbox is in the report.  Where there is no relay, the tests that
+want one fail, and why is said once, at the end.  `--relay-keep` leaves inboxes, and the
 data of a relay that was started, as they are; `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says
 what inbox a test wants.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ import pytest
 
 from relay_client import Inbox, Info, Refused, Relay, RelayError
 from relay_client._connect import is_loopback
+from relay_client._saying import Missing, Progress
 from relay_client._started import running, started, stop
 
 if TYPE_CHECKING:
@@ -82,15 +83,47 @@ class _Relays:
         self._owner = os.getppid() if self._is_worker else os.getpid()
         self._keeps = bool(config.getoption("relay_keep"))
         self._ours: tuple[Path, int] | None = None
+        self.missing = Missing()
 
-    def where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
+    def found(self, factory: pytest.TempPathFactory) -> Relay:
+        """Return the relay of this run; where there is none the test fails, and that is said."""
+        # Into no variable: `--showlocals` would show the token.
+        try:
+            relay = Relay(*self._where(factory))
+        except RelayError as error:
+            self.missing.fail(error)
+        advice = ""
+        if os.environ.get("RELAY_URL"):
+            advice = (
+                "RELAY_URL (and RELAY_TOKEN) say where it is and what opens it.  Without them a"
+                " relay is started for the run."
+            )
+        try:
+            relay.info()  # where no relay is that is waited for once, and not in each test
+        except Refused as refused:
+            anonymous = refused.status == 401 and relay.token is None
+            if not anonymous:
+                relay.close()
+                self.missing.fail(refused, advice)
+        except RelayError as error:
+            relay.close()
+            self.missing.fail(error, advice)
+        return relay
+
+    def _where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
         url = os.environ.get("RELAY_URL")
         if url:
             return url, os.environ.get("RELAY_TOKEN")
         base = factory.getbasetemp()
         folder = (base.parent if self._is_worker else base) / "relay"
         command = self._config.getoption("relay_command")
-        found = started(folder, command, self._owner, keep=self._keeps)
+        progress = Progress(self._config)
+        try:
+            found = started(folder, command, self._owner, keep=self._keeps, begins=progress.begin)
+        except RelayError:
+            progress.end("it ended")  # its log is in the explanation
+            raise
+        progress.end("it is ready")
         return found["http"], found["admin_token"]
 
     def look(self) -> None:
@@ -142,7 +175,23 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Look what was started while the temporary directories are there."""
-    session.config.stash[_RELAYS].look()
+    relays = session.config.stash[_RELAYS]
+    relays.look()
+    if hasattr(session.config, "workeroutput"):
+        relays.missing.hand_over(session.config.workeroutput)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of pytest-xdist has to say."""
+    node.config.stash[_RELAYS].missing.take_over(getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say why tests had no relay."""
+    config.stash[_RELAYS].missing.explain(terminalreporter)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -157,10 +206,7 @@ def relay(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Relay]:
     """Return the relay of this run."""
-    # Into no variable: `--showlocals` would show the token.
-    with Relay(*request.config.stash[_RELAYS].where(tmp_path_factory)) as found:
-        with suppress(Refused):
-            found.info()  # where no relay is that is said once, and not waited for in each test
+    with request.config.stash[_RELAYS].found(tmp_path_factory) as found:
         yield found
 
 

@@ -1,0 +1,90 @@
+"""What the plug-in says of the run's relay, beside what pytest says of the tests.
+
+That one is started, and how long that took: on a terminal, since it may take many seconds in which
+nothing else is seen.  And why there is none: once, at the end, whichever tests wanted one and in
+whatever worker; each of them has a line that leads there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import pytest
+
+from relay_client.errors import RelayError
+
+_TITLE = "relay-client"
+_KEY = "relay_client_why"  # of what a worker of pytest-xdist hands over at its end
+
+
+class Progress:
+    """Says on the terminal that a relay is started, and what became of it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """Say that one is started."""
+        self._began = time.monotonic()
+        self._say("starting a relay\u2026")
+
+    def end(self, what: str) -> None:
+        """Say what became of it, if it was started here."""
+        if self._began is not None:
+            self._say(f"{what} after {time.monotonic() - self._began:.1f} s")
+
+    def _say(self, text: str) -> None:
+        capturing = self._config.pluginmanager.getplugin("capturemanager")
+        with capturing.global_and_fixture_disabled() if capturing else nullcontext():
+            self._write(f"{_TITLE}: {text}")
+
+    def _write(self, line: str) -> None:
+        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        if hasattr(self._config, "workerinput"):
+            # A worker of pytest-xdist: its error output is the terminal of who started it, who
+            # writes there, too.
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\n{line}\n")
+                sys.stderr.flush()
+        elif reporter is not None and reporter.isatty:
+            reporter.ensure_newline()
+            if self._config.get_terminal_writer().width_of_current_line:
+                reporter.line("")  # after the dots of -q
+            reporter.line(line)
+            reporter.flush()
+
+
+class Missing:
+    """Why tests that want a relay have none."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}
+
+    def fail(self, error: RelayError, advice: str = "") -> NoReturn:
+        """Remember why; the test that asked fails with a line that says where to read it."""
+        said = str(error)
+        gist = re.split(r"; |: | \(", said, maxsplit=1)[0]
+        self._why.setdefault(gist, f"{said}\n{advice}".strip())
+        short = f"no relay (see {_TITLE} at the end): {gist}"
+        raise pytest.fail.Exception(short, pytrace=False) from None
+
+    def hand_over(self, output: dict[str, Any]) -> None:
+        """Give a worker's reasons to its controller, in what that is sent at the end."""
+        output[_KEY] = self._why
+
+    def take_over(self, output: Mapping[str, Any]) -> None:
+        """Take those of a worker."""
+        for gist, why in output.get(_KEY, {}).items():
+            self._why.setdefault(gist, why)
+
+    def explain(self, reporter: pytest.TerminalReporter) -> None:
+        """Say why, once for all tests."""
+        for why in self._why.values():
+            reporter.section(f"{_TITLE}: why tests have no relay")
+            reporter.line(why)
