@@ -8,6 +8,9 @@ Exchange and others), which tell a reason and a delay, and by a library (`relay.
 Promises
 - What is no such report is left alone (`Report.kind` is empty): vacation notes, challenges, lists,
   mail of people.  A text alone is a report only if it comes from a mail server by its own word.
+- A report that somebody's answer returns is what the answer is about, and not what it says: neither
+  in an answer by a program (`Auto-Submitted: auto-replied`, RFC 3834) that is no report at its top
+  (RFC 3462) and not from a mail server, nor within a receipt or another report.
 - Of a text every address that it names is read: what is not the message's own recipient is for the
   caller to leave alone (`relay.returns.law`).
 - Linear in the first `READ` bytes; the rest is not looked at.  So many parts, so deep and so many
@@ -107,13 +110,17 @@ def read(raw: bytes) -> Report:
     if not parts:
         return NOTHING
     top = parts[0].fields
+    is_report = parts[0].kind == "multipart/report"
+    answers = not is_report and _ANSWERS.match(top.get("auto-submitted", ""))
+    if answers and not _SERVERS.search(_author(top)):
+        return _and_by_library(_from_text(top, parts), top, raw)
     found = _standard(parts)
-    if not found.kind:
+    if not found.kind and not is_report:
         wrapped = next((part for part in parts if part.kind == "message/rfc822"), None)
         if wrapped is not None and _REPORT.search(wrapped.body[:_HEADER]):
             # A gateway, or whoever passed it on, has put the report into a mail of its own.
             found = _standard(list(_parts(wrapped.body, _DEPTH, budget)))
-            if found.kind == COMPLAINT and _ANSWERS.match(top.get("auto-submitted", "")):
+            if found.kind == COMPLAINT and answers:
                 return NOTHING  # a receipt for a complaint that we sent, with a copy of it
     if found.kind:
         return found
@@ -134,7 +141,7 @@ def _standard(parts: Sequence[_Part]) -> Report:
 
 
 _REPORT = re.compile(rb"^content-type:\s*multipart/report\b", re.IGNORECASE | re.MULTILINE)
-_ANSWERS = re.compile(r"auto-replied\b", re.IGNORECASE)
+_ANSWERS = re.compile(r"\s*auto-replied\b", re.IGNORECASE)
 _NOTICES = {"message/delivery-status", "message/global-delivery-status"}
 _EMBEDDED = {"message/rfc822", "message/global", "text/rfc822-headers", "message/global-headers"}
 

@@ -251,7 +251,21 @@ _RETURNED = f"From: Shop <shop@shop.example>\nTo: <{RECIPIENT}>\nSubject: Your o
 _FEEDBACK = "Feedback-Type: abuse\nUser-Agent: x/1\nVersion: 1\n"
 
 
-def _passed_on(raw: bytes, *fields: str) -> bytes:
+def _receipt(raw: bytes) -> bytes:
+    """A receipt (RFC 8098) for a mail, with a copy of it."""
+    returned = raw.decode().replace("\r", "")
+    return mail(
+        "--=_o\nContent-Type: text/plain\n\nI have read it.\n--=_o\n"
+        "Content-Type: message/disposition-notification\n\n"
+        f"Final-Recipient: rfc822; {RECIPIENT}\n"
+        "Disposition: automatic-action/MDN-sent-automatically; displayed\n\n--=_o\n"
+        f"Content-Type: message/rfc822\n\n{returned}\n--=_o--\n",
+        kind='multipart/report; report-type=disposition-notification; boundary="=_o"',
+        sender=f"Ada <{RECIPIENT}>",
+    )
+
+
+def _passed_on(raw: bytes, *fields: str, sender: str = "Abuse desk <abuse@shop.example>") -> bytes:
     """A mail as an attachment of another."""
     inner = raw.decode().replace("\r", "")
     return mail(
@@ -259,7 +273,7 @@ def _passed_on(raw: bytes, *fields: str) -> bytes:
         f"Content-Type: message/rfc822\n\n{inner}\n--=_o--\n",
         *("Subject: Fwd: abuse", "X-Loop: fbl", *fields),
         kind='multipart/mixed; boundary="=_o"',
-        sender="Abuse desk <abuse@shop.example>",
+        sender=sender,
     )
 
 
@@ -368,6 +382,28 @@ OTHERS = [
         kind="message/disposition-notification",
         wrapper="multipart/report; report-type=disposition-notification",
         sender=f"Ada <{RECIPIENT}>", subject="Read: Your order"), None),
+    Sample("an automatic reply that returns a report passed on to it", _passed_on(
+        report(status("failed", "5.1.1")), "Auto-Submitted: auto-replied"), None),
+    Sample("the same, its parts one by one", report(
+        status("failed", "5.1.1"), wrapper="multipart/mixed", subject="[Ticket 7] We have got it",
+        sender="Help <help@customer.example>"), None),
+    Sample("the same, with a comment", _passed_on(
+        report(status("delayed", "4.4.1")), "Auto-Submitted: Auto-Replied (vacation)"), None),
+    Sample("a receipt for a report that was passed on", _receipt(
+        report(status("failed", "5.1.1"))), None),
+    Sample("mail of a complaint's form that an automatic reply returns", mail(
+        "--=_o\nContent-Type: message/rfc822\n\nX-HmXmrOriginalRecipient: a@b.example\n"
+        f"{_RETURNED}\nx\n--=_o--\n", "Auto-Submitted: auto-replied",
+        kind='multipart/mixed; boundary="=_o"', sender="Help <help@customer.example>"), None),
+    Sample("a report that a gateway has put into a mail of its own", _passed_on(
+        report(status("failed", "5.1.1"))), GONE),
+    Sample("the same, by a mail server, which says that it is automatic", _passed_on(
+        report(status("failed", "5.1.1")), "Auto-Submitted: auto-replied",
+        sender="Mail Delivery System <MAILER-DAEMON@gateway.example>"), GONE),
+    Sample("exim that signs as somebody", mail(
+        f"A message that you sent could not be delivered.\n\n  {RECIPIENT}\n    no such user\n",
+        f"X-Failed-Recipients: {RECIPIENT}", "Auto-Submitted: auto-replied",
+        sender="Shop IT <it@customer.example>"), bounced(None)),
     Sample("spam", mail("Buy now!", "Subject: Hello", sender="x@y.example"), None),
     Sample("a DMARC report", mail(
         "This is a report.", "Subject: Report domain: shop.example Submitter: g.example",
