@@ -8,6 +8,8 @@ Promises
 - The mails of a line are handed over together, `TOGETHER` of them, or what there is once nothing of
   the line is left to be signed: so a connection that is used has the next mail when it needs it.
   High mail is handed over as it is made.
+- The loop composes twice `LONG` bytes at the most before it has its turn, however much is signed:
+  a mail that is longer is composed in a thread.
 - Nothing is kept running: tasks end when there is nothing to sign, so a nursery can end.
 - What one message fails with is its own.
 
@@ -44,7 +46,8 @@ TOGETHER = 128
 """Mails of a line: several for each of its connections, as a mail that follows another on one costs
 a third less of all (`python -m tests.bench outbound`)."""
 LONG = 64 * 1024
-"""Bytes of a mail from which on its canonical form is made in a thread, too."""
+"""Bytes of a mail from which on it is composed, and its canonical form made, in a thread, too; and
+bytes of shorter ones that are composed in a row, after which the loop has its turn."""
 
 Result = tuple[L, Job, Mail | Exception]
 """A job of a line, and its mail, or what that failed with."""
@@ -65,6 +68,7 @@ class Signing(Generic[L]):
         self._done = done
         self._waiting: tuple[deque[tuple[L, Job]], ...] = tuple(deque() for _ in PRIORITIES)
         self._tasks = 0
+        self._row = trio.Lock()  # of who composes on the loop
         self._left: dict[L, int] = {}  # of each line, what has not been signed
         self._held: dict[L, list[Result[L]]] = {}
 
@@ -132,16 +136,7 @@ class Signing(Generic[L]):
 
     async def _by_process(self, messages: Sequence[Claimed]) -> list[Mail | Exception]:
         """Compose here, have a process sign; in a thread what is long, and all if there is none."""
-        begun: list[Begun | Exception] = []
-        for message in messages:
-            try:
-                mail = self._write(message)
-                begin = self._signer.begin
-                begun.append(
-                    await trio.to_thread.run_sync(begin, mail) if mail.size > LONG else begin(mail)
-                )
-            except Exception as error:  # its own, and none of the others'
-                begun.append(error)
+        begun = await self._begin(messages)
         digests = [
             digest for one in begun if not isinstance(one, Exception) for digest in one.digests
         ]
@@ -155,6 +150,29 @@ class Signing(Generic[L]):
             else one.signed([next(signatures) for _ in one.digests])
             for one in begun
         ]
+
+    async def _begin(self, messages: Sequence[Claimed]) -> list[Begun | Exception]:
+        """Compose each; short ones here, `LONG` bytes in a row, by one task at a time."""
+        begun: dict[int, Begun | Exception] = {}
+        async with self._row:
+            row = 0
+            for number, message in enumerate(messages):
+                if message.size <= LONG:
+                    if row > LONG:
+                        await trio.lowlevel.checkpoint()
+                        row = 0
+                    begun[number] = one = self._begun(message)
+                    row += message.size if isinstance(one, Exception) else one.mail.size
+        for number, message in enumerate(messages):
+            if number not in begun:
+                begun[number] = await trio.to_thread.run_sync(self._begun, message)
+        return [begun[number] for number in range(len(messages))]
+
+    def _begun(self, message: Claimed) -> Begun | Exception:
+        try:
+            return self._signer.begin(self._write(message))
+        except Exception as error:  # its own, and none of the others'
+            return error
 
     def _mails(self, messages: Sequence[Claimed]) -> list[Mail | Exception]:
         found: list[Mail | Exception] = []

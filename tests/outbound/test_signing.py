@@ -1,5 +1,7 @@
 """What waits to be signed: its order, what is handed over together, and whose error is whose."""
 
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,17 +16,21 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.jobs import Job
 from relay.outbound.render import mail_of
 from relay.outbound.signer import Signer
-from relay.outbound.signing import BATCH, PER_PROCESS, TOGETHER, Result, Signing
+from relay.outbound.signing import BATCH, LONG, PER_PROCESS, TOGETHER, Result, Signing
 from relay.outbound.signing_processes import SigningProcesses
 from relay.smtp.client import Mail
 from tests.eventually import eventually
 from tests.outbound.claims import another
 from tests.outbound.test_dkim_keys import OLD
 
+LINE = "a line of text that is as long as those of letters mostly are\n"
+
 
 def job(priority: int = 1, **more: Any) -> Job:
-    fields = {"sender": "a@shop.example", "text_body": "text", "priority": priority}
-    return Job(another(**(fields | more)), 100.0, 0.0)
+    fields: dict[str, Any] = {"sender": "a@shop.example", "text_body": "text", "priority": priority}
+    fields |= more
+    size = len(fields["text_body"])
+    return Job(another(**({"size": size} | fields)), 100.0, 0.0)
 
 
 def write(message: Claimed) -> Mail:
@@ -33,13 +39,37 @@ def write(message: Claimed) -> Mail:
     return mail_of(message)
 
 
+class Turns(trio.abc.Instrument):
+    """Counts the turns of the loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.count += 1
+
+
 class World:
     """A signer with keys, and all that it handed over, call by call."""
 
     def __init__(self, signer: Signer, nursery: trio.Nursery) -> None:
         self.calls: list[list[Result[str]]] = []
-        self.signing: Signing[str] = Signing(signer, write, lambda made: self.calls.append([*made]))
+        self.signing: Signing[str] = Signing(
+            signer, self.write, lambda made: self.calls.append([*made])
+        )
         self.nursery = nursery
+        self.turns = Turns()
+        self.on_loop = Counter[int]()
+        """Bytes that were composed in each turn of the loop."""
+        self.longest = 0
+        """Bytes of the longest mail that was composed there."""
+
+    def write(self, message: Claimed) -> Mail:
+        mail = write(message)
+        if threading.current_thread() is threading.main_thread():
+            self.on_loop[self.turns.count] += mail.size
+            self.longest = max(self.longest, mail.size)
+        return mail
 
     def put(self, line: str, job: Job) -> None:
         self.signing.put(line, job, self.nursery)
@@ -67,7 +97,10 @@ async def worlds(any_pool, by: str) -> AsyncIterator[World]:
             nursery.start_soon(processes.run)
             processes.want()
             await eventually(lambda: processes.ready, "a process signs")
-        yield World(signer, nursery)
+        world = World(signer, nursery)
+        trio.lowlevel.add_instrument(world.turns)
+        yield world
+        trio.lowlevel.remove_instrument(world.turns)
         nursery.cancel_scope.cancel()
 
 
@@ -107,6 +140,26 @@ async def test_high_mail_goes_first(any_pool, by: str):
     place = [one.key for _, one, _ in made].index(high.key)
     assert place <= (PER_PROCESS + 1) * BATCH
     assert len(world.calls[0]) == place + 1, "nothing that came later went with it"
+
+
+@pytest.mark.parametrize(
+    ("size", "threads"), [(2000, False), (LONG // 2, False), (LONG - 2000, False), (4 * LONG, True)]
+)
+async def test_the_loop_composes_no_more_than_so_many_bytes_in_a_turn(
+    any_pool, size: int, threads: bool
+):
+    """However many tasks do, and however long mails are: what is long is composed in a thread."""
+    async with worlds(any_pool, "processes") as world:
+        count = 6 * BATCH
+        for _ in range(count):
+            world.put("line", job(text_body=LINE * (size // len(LINE))))
+        made = await world.has(count)
+    assert all(isinstance(mail, Mail) and b"DKIM-Signature" in mail.data for _, _, mail in made)
+    if threads:
+        assert not world.on_loop
+    else:
+        assert world.on_loop.total() >= count * size * 0.9
+        assert max(world.on_loop.values()) <= LONG + world.longest
 
 
 @both
