@@ -39,13 +39,16 @@ class Progress:
         if self._began is not None:
             self._say(f"{what} after {time.monotonic() - self._began:.1f} s")
 
+    def _plugin(self, name: str) -> Any:
+        return self._config.pluginmanager.getplugin(name)
+
     def _say(self, text: str) -> None:
-        capturing = self._config.pluginmanager.getplugin("capturemanager")
+        capturing = self._plugin("capturemanager")
         with capturing.global_and_fixture_disabled() if capturing else nullcontext():
             self._write(f"{_TITLE}: {text}")
 
     def _write(self, line: str) -> None:
-        reporter = self._config.pluginmanager.getplugin("terminalreporter")
+        reporter = self._plugin("terminalreporter")
         if hasattr(self._config, "workerinput"):
             # A worker of pytest-xdist: its error output is the terminal of who started it, who
             # writes there, too.

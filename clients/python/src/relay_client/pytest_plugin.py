@@ -177,8 +177,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Look what was started while the temporary directories are there."""
     relays = session.config.stash[_RELAYS]
     relays.look()
-    if hasattr(session.config, "workeroutput"):
-        relays.missing.hand_over(session.config.workeroutput)
+    output = getattr(session.config, "workeroutput", None)  # of a worker of pytest-xdist
+    if output is not None:
+        relays.missing.hand_over(output)
 
 
 @pytest.hookimpl(optionalhook=True)
