@@ -217,6 +217,26 @@ async def test_no_call_takes_a_parameter_that_it_does_not_declare(house: House):
             assert b"unknown-parameter" not in taken.content, where
 
 
+async def test_no_parameter_with_a_nul_is_the_relays_fault(house: House):
+    """Call by call, each alone: PostgreSQL has no such text, and whoever asked may know."""
+    address, _ = await house.mailbox()
+    await house.deliver(address, b"Subject: x\r\n\r\ntext\r\n")
+    described = (await house.client.get("/openapi.json")).json()["paths"]
+    asked = 0
+    for route in routes(house):
+        if route.operation.stream or route.operation.websocket:
+            continue
+        path = re.sub(r"<(\w+)>", r"{\1}", route.rule)
+        operation = described[path][route.method.lower()]
+        names = [one["name"] for one in operation["parameters"] if one["in"] == "query"]
+        for name in names:
+            soon = {"timeout": "0"} if "timeout" in names else {}
+            answer = await call(house, route, address, house.admin, soon | {name: "\0"})
+            assert answer.status_code < 500, f"{route.method} {route.rule} {name}"
+            asked += 1
+    assert asked > 80
+
+
 async def test_a_misspelt_parameter_is_told_the_right_one(house: House):
     """One sentence for each, with the nearest name, or all there are."""
     address, token = await house.mailbox()

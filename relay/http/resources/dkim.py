@@ -14,6 +14,7 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
+from relay.db.text import storable
 from relay.errors import DatabaseUnavailable
 from relay.http.entries import Column, listed
 from relay.http.operations import (
@@ -36,7 +37,7 @@ from relay.times import rfc3339
 T = TypeVar("T")
 
 _SELECTOR = "of the RSA key; the Ed25519 key's has -ed25519 behind it. By the time if left out"
-_BY_DOMAIN = Column("domain", str, str)
+_BY_DOMAIN = Column("domain", storable, str)
 
 
 class NewDkimKeys(Form):

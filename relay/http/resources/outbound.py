@@ -26,6 +26,7 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
+from relay.db.text import storable
 from relay.errors import PermanentFailure
 from relay.http.callers import Caller
 from relay.http.downloads import Downloads, once
@@ -489,6 +490,8 @@ def _wanted(call: Call) -> Wanted | None:
     except MalformedMessage:
         return None
     error = wanted.error if isinstance(wanted, FailuresQuery) else None
+    if error is not None:
+        error = storable(error)
     return Wanted(
         _owner(call.caller), wanted.status, recipient, wanted.priority, wanted.domain, wanted.tag,
         error,
