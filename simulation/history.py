@@ -63,6 +63,8 @@ class Copy:
     """Whether the server did nothing odd on that connection, and was quick."""
     letter: str = ""
     """Its Message-ID: of a message the same each time."""
+    selectors: tuple[str, ...] | None = None
+    """Of its signatures; None: it needs none.  In place of one that is wrong, what is wrong."""
 
 
 @dataclass
@@ -73,6 +75,33 @@ class Refusal:
     at: float
     node: str
     """To whom it was said."""
+
+
+class Reported(StrEnum):
+    """What a server says afterwards of what it took."""
+
+    GONE = "gone"
+    """There is no such address."""
+    POLICY = "policy"
+    """It was refused for policy."""
+    DELAYED = "delayed"
+    COMPLAINT = "complaint"
+    FORGED = "forged"
+    """That it is gone, to a return path that is nobody's."""
+
+
+BOUNCES = {Reported.GONE, Reported.POLICY}
+"""By which a message that was sent has bounced."""
+
+
+@dataclass
+class Report:
+    """One report, of a message to one recipient."""
+
+    marker: str
+    recipient: str
+    what: Reported
+    answer: Answer = Answer.DOUBT
 
 
 @dataclass
@@ -150,6 +179,9 @@ class History:
     refusals: list[Refusal] = field(default_factory=list)
     submitters: dict[str, str] = field(default_factory=dict)
     """Of messages that were submitted, by marker: who is told if they end badly."""
+    reports: list[Report] = field(default_factory=list)
+    keys: list[tuple[float, tuple[str, ...] | None]] = field(default_factory=list)
+    """From when on which selectors sign; None: nobody was told."""
     blobs: dict[str, Blob] = field(default_factory=dict)
     received: dict[str, list[float]] = field(default_factory=dict)
     """Blobs that their device got, by marker: when."""
@@ -181,6 +213,19 @@ class History:
     def refused(self, recipient: str) -> bool:
         """Whether a server has refused mail for somebody for good."""
         return any(each.recipient == recipient for each in self.refusals)
+
+    def reported(self, marker: str, recipient: str) -> dict[Reported, Answer]:
+        """Return what servers have reported of a message, and how that was answered."""
+        return {
+            each.what: each.answer
+            for each in self.reports
+            if (each.marker, each.recipient) == (marker, recipient)
+        }
+
+    def may_sign(self, began: float, ended: float) -> set[tuple[str, ...] | None]:
+        """Return by which selectors a mail may be signed that was composed between two instants."""
+        before = [signing for at, signing in self.keys if at <= began]
+        return {*(before[-1:] or [()]), *(one for at, one in self.keys if began < at <= ended)}
 
     def overruled(self, copies: Iterable[Copy], recipient: str) -> Copy | None:
         """Return a copy that whoever delivered last brought, and was told is taken, before nothing

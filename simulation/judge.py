@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import inf
 
 from simulation.database import Database
-from simulation.history import Answer, Copy, History
+from simulation.history import BOUNCES, Answer, Copy, History, Reported
 from simulation.network import Network
 from simulation.world import EPOCH
 
@@ -21,6 +21,8 @@ _ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"
 _HAS_WAITED = 9.0  # seconds, of ten
 _REFUSED = {"bounced", "failed"}
 _MOMENT = 3.0  # seconds that are no matter of order
+_SUPPRESS = {Reported.GONE, Reported.COMPLAINT}
+_OLD = 75.0  # seconds by which what is known of keys may be late
 _LOCKED = 160.0  # seconds for which who was stopped may have kept a token locked
 
 GIVEN_UP_AFTER = 900.0
@@ -44,6 +46,7 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
                 WHERE q.ready AND q.expires_at > extract(epoch FROM sim.now())),
                (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now()),
                (SELECT count(*) FROM relay.webhook_events WHERE given_up_at IS NULL),
+               (SELECT count(*) FROM relay.returns),
                (SELECT count(*) FROM relay.mailboxes
                 WHERE is_active AND expires_at < sim.now() - interval '2 minutes'),
                (SELECT 1 - count(*) FROM relay.leases
@@ -52,7 +55,7 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
         [EPOCH + since + lease],
     )
     names = (
-        *("outbound", "unsummarised", "tokens", "blobs", "webhooks"),
+        *("outbound", "unsummarised", "tokens", "blobs", "webhooks", "returns"),
         *("mailboxes open after their end", "ticker missing"),
     )
     return {name: count for name, count in zip(names, row, strict=True) if count}
@@ -68,6 +71,8 @@ def violations(database: Database, history: History, now: float, rate: float | N
         *_expiry(database, history),
         *_outbound(database, history),
         *_reports(database, history),
+        *_came_back(database, history),
+        *_signed(history),
         *_accounts(database, history),
         *_tokens(database, history),
         *_budget(database, rate),
@@ -196,6 +201,9 @@ def _outbound(database: Database, history: History) -> list[str]:
         if status == ["sent"] and not seen:
             found.append(f"{marker}: said to be sent, and nobody got it")
         recipient = marker.partition("/")[2]
+        came_back = history.reported(marker.partition("/")[0], recipient)
+        if status == ["bounced"] and any(came_back.get(what) == Answer.KEPT for what in BOUNCES):
+            continue
         if len(status) == 1 and status[0] in _REFUSED and history.refused(recipient):
             if (took := history.overruled(seen, recipient)) is not None:
                 found.append(
@@ -232,6 +240,49 @@ def _reports(database: Database, history: History) -> list[str]:
         if (submitter := history.submitters.get(marker)) is not None
         and (marker, submitter) not in told
         and not history.refused(submitter)
+    ]
+
+
+def _came_back(database: Database, history: History) -> list[str]:
+    """What servers reported is the truth; what others say is not."""
+    found: list[str] = []
+    states = {
+        (subject, recipient): status
+        for subject, recipient, status in database.query(
+            "SELECT subject, recipient, status FROM relay.outbound_messages"
+        )
+    }
+    suppressed = {row[0] for row in database.query("SELECT address FROM relay.suppressions")}
+    for report in history.reports:
+        what = f"{report.marker}/{report.recipient}"
+        if report.what is Reported.FORGED:
+            if report.answer is Answer.KEPT:
+                found.append(f"{what}: 250 was said to a forged report")
+            continue
+        if report.answer is not Answer.KEPT:
+            found.append(f"{what}: its server's report ({report.what}) was refused")
+        # Refused as well, or nobody knows what its last attempt came to: that counts.
+        state = states.get((report.marker, report.recipient))
+        if history.refused(report.recipient) or state == "held":
+            continue
+        if report.what in BOUNCES and state != "bounced":
+            found.append(f"{what}: its server reported that it bounced, and it is {state}")
+        if report.what in _SUPPRESS and report.recipient not in suppressed:
+            found.append(f"{what}: a report of it ({report.what}) suppressed nobody")
+    may_be = {report.recipient for report in history.reports if report.what in _SUPPRESS}
+    found += [f"{address}: is suppressed, and nobody said why" for address in suppressed - may_be]
+    return sorted(found)
+
+
+def _signed(history: History) -> list[str]:
+    """What leaves of the relay's domain has the signatures of the keys that sign."""
+    return [
+        f"{copy.marker or copy.letter}: was signed by {copy.selectors} at {copy.at:.3f} for"
+        f" {copy.recipient}, and not by the keys that sign"
+        for copy in history.copies
+        if copy.selectors is not None
+        and not history.troubled(copy.at - _LOCKED, copy.at)
+        and not {copy.selectors, None} & history.may_sign(copy.at - _OLD, copy.at + _OLD)
     ]
 
 

@@ -29,6 +29,8 @@ RESOLVER = "192.0.2.53"
 SERVERS = ("upstream", "mx1", "mx2", "mx3")
 """Hosts that the relay hands mail to: the server in front, or the exchangers of domains."""
 DOMAIN = "relay.example"
+RETURNS = "returns.example"
+"""The domain of return paths, where there are any."""
 ADMIN_TOKEN = "ra_" + "simulated" * 4
 
 
@@ -46,6 +48,11 @@ def letters_a_second(world: World) -> float | None:
 def goes_direct(world: World) -> bool:
     """Whether mail goes to the exchangers of its domain in this world, not to a server in front."""
     return world.seed % 3 == 0
+
+
+def hears_back(world: World) -> bool:
+    """Whether, in this world, mail is signed, and what comes back of it counts."""
+    return world.seed % 5 == 0
 
 
 _USUAL = {"started", "ready", "draining", "stopped"}
@@ -135,6 +142,8 @@ class Node:
             environment["RELAY_OUTBOUND__UPSTREAM"] = "mx:"
             environment["RELAY_OUTBOUND__PRIVATE_MX"] = "true"  # the network has no public ones
             environment["RELAY_DNS__SERVERS"] = f'["{RESOLVER}"]'
+        if hears_back(self._world):
+            environment["RELAY_OUTBOUND__BOUNCE_DOMAIN"] = RETURNS
         settings = load(environ=environment)
         data = DataDir(self._data)
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ from typing import Any
 
 import trio
 
-from simulation import freezing, judge, names, workload
+from simulation import freezing, judge, names, returns, workload
 from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, Injector, plan
 from simulation.history import History
-from simulation.node import SERVERS, Node, goes_direct, letters_a_second
+from simulation.node import SERVERS, Node, goes_direct, hears_back, letters_a_second
 from simulation.page import subject
 from simulation.seams import Seams
 from simulation.workload import Around
@@ -96,12 +96,12 @@ async def simulate(
             await trio.sleep(seconds)
         around.stopped.set()
         world.tell("faults.over")
-        left = await _settle(world, database)
+        left = await _settle(world, database, around)
         if not left:
             if (rate := letters_a_second(world)) is not None:  # until what is asked for is saved
                 await trio.sleep((workload.PROBES * nodes + 1) / rate)
             await workload.probe(around, partial(judge.is_open, database))
-            left = await _settle(world, database)
+            left = await _settle(world, database, around)
         outcome.virtual_seconds = round(world.now(), 3)
         if left:
             text = ", ".join(f"{count} {what}" for what, count in left.items())
@@ -152,9 +152,13 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     nursery.start_soon(workload.pusher, around, "pusher", 30.0, devices)
     for number, key in enumerate(devices, 1):
         nursery.start_soon(workload.device, around, f"device{number}", key, 30.0)
+    if hears_back(world):
+        around.took = partial(returns.take, around)
+        nursery.start_soon(returns.administrator, around, "administrator", 300.0)
+        nursery.start_soon(returns.reporter, around, "reporter", 20.0)
 
 
-async def _settle(world: World, database: Database) -> dict[str, int]:
+async def _settle(world: World, database: Database, around: Around) -> dict[str, int]:
     """Wait until everything is at rest; return what is not when the time is over."""
     from actors import ticker
 
@@ -166,6 +170,8 @@ async def _settle(world: World, database: Database) -> dict[str, int]:
             await trio.sleep(_LOOK_EVERY)
             database.tick()
             left = judge.unsettled(database, since, lease)
+            if around.coming_back:
+                left["reports to be handed in"] = len(around.coming_back)
             rested = 0 if left else rested + 1
     return left
 

@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from simulation.day import after
-from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox, Refusal
+from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox, Refusal, Report
 from simulation.network import Network
 from simulation.node import (
     ADMIN_TOKEN,
@@ -66,6 +66,10 @@ class Around:
         self.stopped = trio.Event()
         self.links: list[tuple[str, str]] = []
         """Tokens of activations that came by letter: of whom, and the token."""
+        self.coming_back: list[tuple[str, Report]] = []
+        """What servers have still to report, and of which return path."""
+        self.took: Callable[[Copy, str, Sequence[bytes]], None] | None = None
+        """Called with what a server took, with its return path and its lines."""
         self.peers_fail = 0
         """Faults for which those to whom the relay speaks misbehave now."""
         self._numbers = 0
@@ -235,12 +239,15 @@ async def mail_client(around: Around, name: str, mean: float) -> None:
 async def _send_in(around: Around, rng: Any, mail: Mail, host: str = "") -> None:
     mail.asked_at = around.world.now()
     around.history.mail[mail.marker] = mail
-    mail.answer, said = await _hand_in(around, rng, mail, host)
+    mail.answer, said = await hand_in(around, rng, mail, host)
     mail.answered_at = around.world.now()
     around.world.tell("mail.answered", marker=mail.marker, answer=mail.answer, said=said)
 
 
-async def _hand_in(around: Around, rng: Any, mail: Mail, host: str = "") -> tuple[Answer, str]:
+async def hand_in(
+    around: Around, rng: Any, mail: Mail, host: str = "", *, sender: str = "client@sender.example"
+) -> tuple[Answer, str]:
+    """Hand a message to a node by SMTP; returns what came of it, and the step with its reply."""
     dot, host = False, host or around.choose(rng)
     try:
         with trio.fail_after(_PATIENCE):
@@ -250,7 +257,7 @@ async def _hand_in(around: Around, rng: Any, mail: Mail, host: str = "") -> tupl
                     return Answer.REFUSED, f"greeting {code}"
                 for command in (
                     b"EHLO client.example",
-                    b"MAIL FROM:<client@sender.example>",
+                    b"MAIL FROM:<%s>" % sender.encode(),
                     b"RCPT TO:<%s>" % mail.address.encode(),
                     b"DATA",
                 ):
@@ -488,6 +495,7 @@ class _Conversation:
         self._talk = _Talk(stream)
         self._rng = around.world.rng(host)
         self._peer = peer
+        self._path = ""
         self._recipient = ""
         self._plain = True  # nothing odd was done on this connection
 
@@ -538,6 +546,9 @@ class _Conversation:
         elif verb == b"QUIT":
             await talk.say(b"221 bye\r\n")
             return False
+        elif verb == b"MAIL":
+            self._path = line[11 : line.index(b">")].decode()
+            await talk.say(b"250 ok\r\n")
         elif verb == b"RCPT":
             self._recipient = line[9:-1].decode()
             self._around.speaks_of(self._recipient, self._peer)
@@ -552,14 +563,14 @@ class _Conversation:
             lines = []
             while (line := await talk.line()) != b".":
                 lines.append(line)
-            await self._take(b"\n".join(lines))
+            await self._take(lines)
             self._recipient = ""
         else:
             await talk.say(b"250 ok\r\n")
         return True
 
-    async def _take(self, raw: bytes) -> None:
-        around, recipient = self._around, self._recipient
+    async def _take(self, lines: Sequence[bytes]) -> None:
+        around, recipient, raw = self._around, self._recipient, b"\n".join(lines)
         found = _MARKER.search(raw)
         marker = found.group(1).decode() if found else ""
         letter = _LETTER.search(raw)
@@ -577,6 +588,8 @@ class _Conversation:
             if refusal is None:  # it is kept, whether or not anybody is told
                 copy.plain = self._plain
                 around.history.copies.append(copy)
+                if around.took is not None:
+                    around.took(copy, self._path, lines)
                 around.world.tell("message.delivered", marker=marker, recipient=recipient)
                 around.busy(self._peer)
                 if link := _TOKEN.search(raw):
@@ -670,7 +683,7 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
         marker = around.marker("in")
         raw = f"To: <{made['address']}>\r\nSubject: {marker}\r\n\r\nSoon.\r\n".encode()
         mail = history.mail[marker] = Mail(marker, made["address"], raw)
-        mail.answer, _ = await _hand_in(around, rng, mail)
+        mail.answer, _ = await hand_in(around, rng, mail)
         await _soon(around, marker, mail.answer, lambda: set(history.told))
 
         status, made = await call(around, host, "POST", "/api/v1/mailboxes", {"ttl_minutes": 0.5})
