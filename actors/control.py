@@ -21,6 +21,7 @@ from functools import partial
 import trio
 
 from actors.periodic import report_when_told
+from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.http.app import create_app
 from relay.http.deps import MakeDeps, Serving
@@ -65,6 +66,7 @@ async def run(
         nursery.start_soon(announcer.run)
         nursery.start_soon(QueueGauges(pool).run)
         nursery.start_soon(deps.sessions.run, deps.hub)
+        nursery.start_soon(_tell, ctx.draining, deps.hub)
         await serve(
             create_app(deps),
             sockets,
@@ -74,3 +76,9 @@ async def run(
             gate=gate_of(connections, deps.trusted_proxies),
         )
         nursery.cancel_scope.cancel()
+
+
+async def _tell(draining: trio.Event, hub: Hub) -> None:
+    """Wake whoever waits for mail when draining begins: they end then."""
+    await draining.wait()
+    hub.publish_all()

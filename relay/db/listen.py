@@ -45,10 +45,30 @@ _KEYS = 1000  # that a subscription remembers; more are all of them
 _RETRY_BASE, _RETRY_CAP = 0.1, 5.0  # s; what the back-off begins with and doubles up to
 
 
+class Bell:
+    """Rings when any of several subscriptions is woken.  Used by one task at a time.
+
+    Who waits for one of many things waits so in one step, and for none of them in a task.
+    """
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    async def wait(self) -> None:
+        """Return when it has rung since the last `wait` (or since it was made)."""
+        await self._event.wait()
+        self._event = trio.Event()
+
+    def ring(self) -> None:
+        """Have `wait` return."""
+        self._event.set()
+
+
 class Subscription:
     """One waiter's flag.  Used by one task at a time; made by `Hub.subscribe`."""
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell | None = None) -> None:
+        self._bell = bell
         self._event = trio.Event()
         self._keys: set[str] | None = set()
         self.heard: set[str] | None = None
@@ -71,6 +91,8 @@ class Subscription:
         else:
             self._keys |= keys
         self._event.set()
+        if self._bell is not None:
+            self._bell.ring()
 
 
 class Hub:
@@ -81,12 +103,15 @@ class Hub:
         self._waiting: dict[tuple[str, str | None], set[Subscription]] = {}
 
     @contextmanager
-    def subscribe(self, channel: str, key: str | None = None) -> Iterator[Subscription]:
+    def subscribe(
+        self, channel: str, key: str | None = None, *, bell: Bell | None = None
+    ) -> Iterator[Subscription]:
         """Hear of `key` on `channel`, or with None of every key, while in the block.
 
-        Subscribe first, look in the database second, wait third: then nothing falls between.
+        `bell` rings with it, and with the others that have the same one.  Subscribe first, look in
+        the database second, wait third: then nothing falls between.
         """
-        subscription = Subscription()
+        subscription = Subscription(bell)
         waiting = self._waiting.setdefault((channel, key), set())
         waiting.add(subscription)
         try:

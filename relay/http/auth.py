@@ -31,13 +31,13 @@ from relay.access.bearers import MAX_TOKEN, bearer_of
 from relay.chance import time
 from relay.crypto import hash_token, tokens_equal
 from relay.db.channels import SESSIONS
-from relay.db.listen import Hub, Subscription
+from relay.db.listen import Bell, Hub, Subscription
 from relay.errors import TemporaryFailure
 from relay.http import tickets
 from relay.http.callers import Caller
 from relay.http.cookies import Shown, shown
 from relay.http.deps import Deps
-from relay.http.operations import Access, Operation, Recheck
+from relay.http.operations import Access, Operation
 from relay.http.page_sessions import PageSession, Proof
 from relay.http.paths import path_of
 from relay.http.problems import Problem, mailbox_not_found, missing_scope, unauthenticated
@@ -278,21 +278,16 @@ class Admission:
         return self._refusal
 
     @contextmanager
-    def watched(self) -> Iterator[Recheck]:
-        """Watch the call's page session while in the block; what is given returns when it ends."""
+    def watched(self, bell: Bell) -> Iterator[None]:
+        """Watch the call's page session while in the block; `bell` rings when it may be over."""
         if self._session is None:
-            yield trio.sleep_forever
+            yield
             return
-        with self._hub.subscribe(SESSIONS, str(self._session.id)) as news:
+        with self._hub.subscribe(SESSIONS, str(self._session.id), bell=bell) as news:
             self._news = news
             self._due = -math.inf  # it may have ended between its look-up and here
-
-            async def recheck() -> None:
-                await news.wait()
-                self._due = -math.inf
-
             try:
-                yield recheck
+                yield
             finally:
                 self._news = None
 

@@ -11,6 +11,7 @@ from typing import Any
 import trio
 from quart import Response
 
+from relay.db.listen import Bell
 from relay.http.operations import StillAdmitted
 
 
@@ -22,8 +23,8 @@ async def follow(
     Ends with the feed, once `stop` is set, and once the caller would be refused.  The feed's
     `__anext__` must lose nothing when it is cancelled.
     """
-    source = aiter(feed)
-    with admission.watched() as recheck:
+    source, bell = aiter(feed), Bell()
+    with admission.watched(bell):
         while not stop.is_set():
             item, ended = None, False
 
@@ -34,7 +35,7 @@ async def follow(
             with trio.move_on_after(quiet_after):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(until, stop.wait, nursery)
-                    nursery.start_soon(until, recheck, nursery)
+                    nursery.start_soon(until, bell.wait, nursery)
                     try:
                         item = await anext(source)
                     except StopAsyncIteration:

@@ -141,9 +141,7 @@ def events_of(
     async def body() -> AsyncIterator[bytes]:
         with (
             api.waits.hold(waiter, "sse"),
-            watching(
-                api.deps.hub, reach.mailbox_id, api.deps.draining, call.admission, edits=True
-            ) as watch,
+            watching(api.deps.hub, reach.mailbox_id, call.admission, edits=True) as watch,
             suppress(Problem),  # refused by now: all that is left to say is the end
         ):
             yield b"retry: 1000\n\n"

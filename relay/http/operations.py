@@ -36,6 +36,7 @@ from pydantic import (
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from relay.db.listen import Bell
 from relay.http.cookies import TICKET
 from relay.http.page_sessions import PageSession
 from relay.http.problems import Problem, from_status, invalid, repeated_parameter, unknown_parameter
@@ -145,15 +146,12 @@ class Operation:
 Refusal = Callable[[], Awaitable[Problem | None]]
 """What a call would be refused with by now, or None; cheap to ask often (`auth.Admission`)."""
 
-Recheck = Callable[[], Awaitable[None]]
-"""Returns when a call's refusal should be asked for at once: its page session may be over."""
-
 
 class StillAdmitted(Protocol):
     """Tells whether a call that was let in would still be (`auth.Admission`)."""
 
     async def refusal(self) -> Problem | None: ...
-    def watched(self) -> AbstractContextManager[Recheck]: ...
+    def watched(self, bell: Bell) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -161,8 +159,8 @@ class Call:
     """What a handler is given, checked: `caller`, `mailbox` as its operation's access says.
 
     `session` is the page session that authorised the call, if one did.  A handler that answers for
-    long asks for the `refusal` from time to time, and at once when a `Recheck` returns, and ends
-    with it.
+    long asks for the `refusal` from time to time, and at once when the bell rings by which
+    its admission is `watched`, and ends with it.
     """
 
     caller: Any

@@ -24,7 +24,7 @@ import trio
 from prometheus_client import Gauge
 
 from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES
-from relay.db.listen import Hub, Subscription
+from relay.db.listen import Bell, Hub, Subscription
 from relay.http.callers import address_of
 from relay.http.deps import Limits
 from relay.http.operations import Call, StillAdmitted
@@ -45,16 +45,12 @@ _ALL_EVERY = 1.0  # s; that any message may be changed is told no more often
 class Watch:
     """Wake-ups that concern one mailbox, or all.
 
-    `changes`: of what is changed of messages, for those who want to know.
+    `bell` rings at them; `changes`: of what is changed of messages, for those who want to know.
     """
 
-    def __init__(
-        self,
-        waits: tuple[Callable[[], Awaitable[None]], ...],
-        changes: Subscription | None = None,
-    ) -> None:
+    def __init__(self, bell: Bell, changes: Subscription | None = None) -> None:
+        self._bell = bell
         self._changes = changes
-        self._waits = waits if changes is None else (*waits, self._hear)
         self._edited: set[str] | None = set()
         self._quiet_until = -math.inf
 
@@ -96,8 +92,11 @@ class Watch:
             nursery.cancel_scope.cancel()
 
         with trio.move_on_after(max(0.0, seconds)):
+            if self._changes is None:  # most wait for mail alone: at once, and in no other task
+                await self._bell.wait()
+                return True
             async with trio.open_nursery() as nursery:
-                for wait in self._waits:
+                for wait in (self._bell.wait, self._hear):
                     nursery.start_soon(one, wait)
         return woken
 
@@ -106,22 +105,21 @@ class Watch:
 def watching(
     hub: Hub,
     mailbox_id: UUID | None,
-    draining: trio.Event,
     admission: StillAdmitted,
     *,
     edits: bool = False,
 ) -> Iterator[Watch]:
-    """Hear of new summaries in a mailbox, of changes to it, of the relay's stopping, and when the
-    caller's page session may be over; with `edits` of changed messages, too.  With None of any
-    mailbox's."""
-    key = None if mailbox_id is None else str(mailbox_id)
+    """Hear of new summaries in a mailbox, of changes to it, and when the caller's page session may
+    be over; with `edits` of changed messages, too.  With None of any mailbox's.  That the relay is
+    stopping everybody hears who listens to the hub (`actors/control.py`)."""
+    key, bell = None if mailbox_id is None else str(mailbox_id), Bell()
     with (
         hub.subscribe(CHANGES, key) if edits else nullcontext() as changed,
-        admission.watched() as recheck,
-        hub.subscribe(SUMMARIES, key) as summaries,
-        hub.subscribe(MAILBOXES, key) as changes,
+        admission.watched(bell),
+        hub.subscribe(SUMMARIES, key, bell=bell),
+        hub.subscribe(MAILBOXES, key, bell=bell),
     ):
-        yield Watch((summaries.wait, changes.wait, draining.wait, recheck), changed)
+        yield Watch(bell, changed)
 
 
 @dataclass(frozen=True)

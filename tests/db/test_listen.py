@@ -9,7 +9,7 @@ import trio
 
 from relay.db.connection import connect
 from relay.db.hosts import Hosts
-from relay.db.listen import Hub, Notification, Reconnected, notifications
+from relay.db.listen import Bell, Hub, Notification, Reconnected, notifications
 from relay.db.pool import Pool
 from tests.db.bouncer import Bouncer
 from tests.db.cluster import Cluster, TwoHosts
@@ -51,6 +51,26 @@ class TestHub:
         with hub.subscribe("c", "a") as a, hub.subscribe("c") as b, hub.subscribe("d") as other:
             hub.publish("c", keys)
             assert [await woken(s) for s in (a, b, other)] == [True, True, False]
+
+    async def test_a_bell_rings_for_each_subscription_that_has_it(self, autojump_clock):
+        """Once for as many as were woken, and again when one is woken again."""
+        hub, bell = Hub(), Bell()
+        with (
+            hub.subscribe("c", "a", bell=bell) as a,
+            hub.subscribe("d", bell=bell),
+            hub.subscribe("c", "b"),
+        ):
+            hub.publish("c", ["b"])
+            assert not await woken(bell)
+            hub.publish("c", ["a"])
+            hub.publish("d", ["x"])
+            assert await woken(bell)
+            assert not await woken(bell)
+            assert a.woken
+            hub.publish("c", ["a"])
+            assert await woken(bell)
+        hub.publish_all()
+        assert not await woken(bell)
 
     async def test_publish_all_wakes_every_channel(self, autojump_clock):
         """After a reconnect everybody looks again."""

@@ -84,6 +84,18 @@ async def served(nursery: trio.Nursery) -> AsyncIterator[Served]:
     running.bound.close()
 
 
+async def test_an_answer_of_known_length_comes_in_one_piece(served: Served):
+    """Head and body together: who waits for it is woken once; and again for the next."""
+    async with await served.open("/short") as stream:
+        for _ in range(2):
+            answer = await stream.receive_some(65536)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert f"content-length: {len(body)}".encode() in head.lower()
+            assert body
+            await stream.send_all(b"GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+
 async def test_an_idle_connection_is_closed_after_its_last_answer(
     served: Served, nursery: trio.Nursery
 ):

@@ -6,7 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from relay.db.channels import CHANGES
-from relay.db.listen import Hub
+from relay.db.listen import Bell, Hub
 from relay.http.waiting import Watch
 
 
@@ -24,7 +24,7 @@ async def test_that_any_message_may_be_changed_wakes_once_a_second(
             await trio.sleep(0.02)
 
     with hub.subscribe(CHANGES, "box") as changes:
-        watch = Watch((trio.sleep_forever,), changes)
+        watch = Watch(Bell(), changes)
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flood)
@@ -33,7 +33,7 @@ async def test_that_any_message_may_be_changed_wakes_once_a_second(
     assert told == [(0.0, None), (1.0, None), (2.0, None), (3.0, None)]
 
     with hub.subscribe(CHANGES, "box") as changes:
-        watch = Watch((trio.sleep_forever,), changes)
+        watch = Watch(Bell(), changes)
         hub.publish(CHANGES, None)
         assert await watch.wait(2)
         assert watch.taken() is None

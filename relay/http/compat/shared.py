@@ -20,6 +20,7 @@ import trio
 from quart import Response, request
 
 from relay.db.channels import SUMMARIES
+from relay.db.listen import Bell
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.compat.answers import bad
@@ -135,8 +136,9 @@ class CallersMail:
         until = trio.current_time() + self.deps.limits.unshown_timeout
         draining = self.deps.draining
         waiting: Sequence[UUID] | None = None
-        with self.deps.hub.subscribe(SUMMARIES) as parsed:
-            watch = Watch((parsed.wait, draining.wait))
+        bell = Bell()
+        with self.deps.hub.subscribe(SUMMARIES, bell=bell):
+            watch = Watch(bell)
             while (left := until - trio.current_time()) > 0 and not draining.is_set():
                 async with self.api.searches.turn(call):
                     waiting = await self.mails.unshown(reach, waiting)

@@ -316,7 +316,7 @@ def register(api: Api) -> None:
         reads_old = True  # what was there before, which may be much; later looks see what is new
         with (
             slots.hold(Waiter.of(call, request, trusted), "wait"),
-            watching(hub, reach.mailbox_id, draining, call.admission) as watch,
+            watching(hub, reach.mailbox_id, call.admission) as watch,
         ):
             while True:
                 async with api.searches.turn(call, searches=bool(terms) and reads_old):

@@ -147,7 +147,7 @@ def register(api: Api) -> None:
         deadline = trio.current_time() + query.timeout
         with (
             slots.hold(waiter, "wait"),
-            watching(hub, mailbox_id, draining, call.admission) as watch,
+            watching(hub, mailbox_id, call.admission) as watch,
         ):
             while True:
                 found = await arrivals.next_match(
@@ -236,7 +236,7 @@ def register(api: Api) -> None:
 
         with (
             slots.hold(waiter, "ws"),
-            watching(hub, call.mailbox.id, draining, call.admission) as watch,
+            watching(hub, call.mailbox.id, call.admission) as watch,
         ):
             await websocket.accept()
             refused = False
