@@ -15,7 +15,8 @@ Promises
   of it, without help, while mail comes in as fast as it is let: those who send wait for their
   answers (`relay.load.Senders`), or accepting lacks the CPU (`relay.load.Load`: its thread does
   nothing but run and wait for a core).  After a group of few it never rests long (`_REST_EACH`):
-  then other programs have the CPU, and there is no flood to give way to.
+  then other programs have the CPU, and there is no flood to give way to.  After very few (`_FEW`)
+  it does not rest at all while somebody waits for the mail of a mailbox.
 - When nothing waits to be parsed, large mailboxes get the chunks that make searches fast
   (`relay.mailboxes.search`); when nothing came for `_QUIET`, all of them together, too
   (`relay.mailboxes.common_search`).
@@ -29,7 +30,8 @@ Crash safety: see `relay.mailboxes.summaries`, which claims, stores, and holds n
 Fails: never on an outage of the database (back-off, one warning).
 
 What waits is looked at first, by mailbox and size, without its bytes; then a group is chosen,
-claimed and read in one statement, parsed, and stored in one.
+claimed and read in one statement, parsed, and stored in one.  Where all that wait are one group,
+the look and the claim are one statement.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from relay.errors import TemporaryFailure
 from relay.load import Load, Senders, cpu_seconds
 from relay.log import get_logger
 from relay.mailboxes import common_search, search, summaries
-from relay.mailboxes.fair_order import GROUP, FairOrder, Waiting
+from relay.mailboxes.fair_order import GROUP, GROUP_BYTES, FairOrder, Waiting
 from relay.mailboxes.parser import Parser
 from relay.metrics import registry
 from relay.outage import Outage
@@ -86,6 +88,7 @@ _LEAST_REST = 0.5  # at least, whatever waits,
 _GIVE_WAY = 8.0  # and while mail comes in as fast as it is let
 _LONGEST_REST = 0.25  # s
 _REST_EACH = 0.003  # s of rest, at most, for each message of the round: few come, and cost little
+_FEW = 8  # messages; after so many it does not rest while somebody waits for mail
 _PATIENCE = 0.1  # s; nothing waits longer because of a rest, but for the least one
 _KNOWN = 4096  # messages of which it is remembered since when they wait
 _HINTS = 4096  # taken at once; more are only more of the same
@@ -137,6 +140,7 @@ async def run(
     parsers: int | None = None,
     others_lack: Callable[[], bool] = lambda: False,
     senders: Senders | None = None,
+    awaited: Callable[[], bool] = lambda: False,
 ) -> None:
     """Summarise until drained.
 
@@ -146,7 +150,8 @@ async def run(
     `lease_for`: seconds for which other nodes leave alone what is in hand here, more than a group
     takes as a rule (one that takes longer may be parsed there too); `parsers`: how many parse at
     most (None: by the cores of this machine); `others_lack`: whether a process of this relay that
-    accepts mail lacks the CPU; `senders`: those who send mail to this process (None: nobody knows).
+    accepts mail lacks the CPU; `senders`: those who send mail to this process (None: nobody knows);
+    `awaited`: whether somebody here waits for the mail of a mailbox.
     """
     count = parsers_on(len(os.sched_getaffinity(0))) if parsers is None else parsers
     made = [Parser(deadline=parse_timeout) for _ in range(count)]
@@ -157,6 +162,7 @@ async def run(
             load = Load(others=others_lack)
             summariser = Summariser(pool, made[0], made[1:], slice_for, help_after, lease_for, load)
             summariser.senders = senders
+            summariser.awaited = awaited
             ctx.processes = partial(_processes, made)
             for number in range(1, count):
                 nursery.start_soon(summariser.assist, number)
@@ -194,13 +200,17 @@ def rest(
     *,
     flooded: bool = False,
     done: float = math.inf,
+    awaited: bool = False,
 ) -> float:
     """Seconds to rest after a round, for mail is arriving.
 
     `oldest`: since when what has waited longest is known to wait.  What came during the round may
     be as old as that.  `flooded`: whether it comes in as fast as it is let.  `done`: how many
-    messages the round had.
+    messages the round had.  `awaited`: whether somebody waits for mail: then, after few, not at
+    all.
     """
+    if awaited and done <= _FEW:
+        return 0.0
     took = ended - began
     longest = min(max(done, 1) * _REST_EACH, _LONGEST_REST)
     if flooded:
@@ -230,6 +240,7 @@ class Summariser:
     lease_for: float = 2.0
     load: Load = field(default_factory=Load)
     senders: Senders | None = None
+    awaited: Callable[[], bool] = lambda: False
     _held_up: bool = False  # those who send were, when the last round ended
     _order: FairOrder = field(default_factory=FairOrder)
     _outage: Outage = field(default_factory=Outage)
@@ -263,7 +274,10 @@ class Summariser:
                     now, oldest = trio.current_time(), self._waits_since()
                     self._held_up = self.senders is not None and self.senders.wait()
                     flooded = self._flooded(now)
-                    await trio.sleep(rest(began, now, oldest, flooded=flooded, done=found))
+                    awaited = self.awaited()
+                    await trio.sleep(
+                        rest(began, now, oldest, flooded=flooded, done=found, awaited=awaited)
+                    )
                 newest = not newest
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
@@ -371,7 +385,23 @@ class Summariser:
         what others have in hand.
         """
         parser = helper or self.parser
-        waiting, full = await self._look(newest=newest)
+        claimed: list[summaries.Claimed] | None = None
+        if helper or self._looked or self._in_hand or self._elsewhere:
+            all_of_them = None
+        else:  # the rule, while mail comes slower than it is parsed
+            all_of_them = await summaries.claim_all(
+                self.pool,
+                node=self._node,
+                parser=0,
+                seconds=self.lease_for,
+                messages=GROUP,
+                size=GROUP_BYTES,
+            )
+        if all_of_them is None:
+            waiting, full = await self._look(newest=newest)
+        else:
+            waiting, full = [one for one, _ in all_of_them], False
+            self._remember(waiting)
         free = self._free(waiting)
         if helper:
             free = self._harmless(free, many=full)
@@ -385,12 +415,17 @@ class Summariser:
                 end: ([one for one in left if one.message_id not in chosen], until)
                 for end, (left, until) in self._looked.items()
             }
+        if all_of_them is not None:
+            chosen = {one.message_id for one in group}  # all, but for what a helper took meanwhile
+            claimed = [
+                message for one, message in all_of_them if message and one.message_id in chosen
+            ]
         self._mailed_at = trio.current_time()
         self._in_hand[parser] = group
         if not helper:
             self._began = trio.current_time()
         try:
-            done = await self._summarise(parser, group)
+            done = await self._summarise(parser, group, claimed)
         finally:
             del self._in_hand[parser]
             if not helper:
@@ -406,17 +441,21 @@ class Summariser:
         if trio.current_time() < until and len(left) >= GROUP:
             return left, True
         found, more = await self._see(newest=newest)
-        now, known = trio.current_time(), self._since
         if more:
-            self._looked[newest] = found, now + _LOOK_EVERY
+            self._looked[newest] = found, trio.current_time() + _LOOK_EVERY
         else:
             self._looked.clear()
+        self._remember(found, more=more)
+        return found, more
+
+    def _remember(self, found: list[Waiting], *, more: bool = False) -> None:
+        """Since when what was seen waits; `more`: it is not all that does."""
+        now, known = trio.current_time(), self._since
         seen = {one.message_id: known.get(one.message_id, now) for one in found}
         if more and len(known) < _KNOWN:  # of a long backlog both ends are remembered,
             known |= seen
         else:  # else what is neither done nor seen has gone
             self._since = dict(sorted(seen.items(), key=itemgetter(1)))
-        return found, more
 
     async def _see(self, *, newest: bool) -> tuple[list[Waiting], bool]:
         found = _waiting(await self.pool.run(_NEWEST if newest else _OLDEST, (_COUNT,)))
@@ -454,16 +493,22 @@ class Summariser:
             one for one in free if one.size <= (anyway if one.mailbox_id in mailboxes else most)
         ]
 
-    async def _summarise(self, parser: Parser, group: list[Waiting]) -> int:
-        """Claim a group, parse it and store what was parsed; return how many were or are gone."""
+    async def _summarise(
+        self, parser: Parser, group: list[Waiting], claimed: list[summaries.Claimed] | None = None
+    ) -> int:
+        """Claim a group, parse it and store what was parsed; return how many were or are gone.
+
+        `claimed`: what there is of it, where it was claimed already.
+        """
         order = {one.message_id: number for number, one in enumerate(group)}
-        claimed = await summaries.claim(
-            self.pool,
-            list(order),
-            node=self._node,
-            parser=(self.parser, *self.helpers).index(parser),
-            seconds=self.lease_for,
-        )
+        if claimed is None:
+            claimed = await summaries.claim(
+                self.pool,
+                list(order),
+                node=self._node,
+                parser=(self.parser, *self.helpers).index(parser),
+                seconds=self.lease_for,
+            )
         claimed.sort(key=lambda message: order[message.message_id])
         found = await parser.summarise(
             [message.raw for message in claimed],

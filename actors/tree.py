@@ -635,6 +635,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             pool=pool,
             others_lack=(lambda: False) if front is None else front.lacking,
             senders=senders,
+            awaited=partial(resources.hub.is_awaited, channels.SUMMARIES),
         ),
         ticker=partial(ticker.run, pool=pool, sweep_every=settings.expiry.sweep_every),
         reaper=partial(

@@ -144,6 +144,10 @@ class Hub:
         for waiting in self._waiting.values():
             _wake(waiting, None)
 
+    def is_awaited(self, channel: str) -> bool:
+        """Whether somebody waits for one key of a channel."""
+        return any(name == channel and key is not None for name, key in self._waiting)
+
     def statistics(self) -> dict[str, int]:
         """How many wait, by channel."""
         counts: dict[str, int] = {}

@@ -24,7 +24,10 @@ import contextlib
 import fcntl
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import chain
 from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import UUID
@@ -123,7 +126,7 @@ class Parser:
         each: by which the log names those with which something is wrong.
         """
         done: list[Parsed] = []
-        async with self._lock:
+        async with self._turn():
             while len(done) < len(messages):
                 first = 0 if budget == math.inf else max(1, math.ceil(budget * 1000))
                 replies, fault = await self._converse(_requests(messages[len(done) :], first))
@@ -145,7 +148,7 @@ class Parser:
 
         `TemporaryFailure` when the message cannot be read within the limits.
         """
-        async with self._lock:
+        async with self._turn():
             replies, fault = await self._converse(
                 [(REQUEST.pack(ATTACHMENT, index, len(raw)), raw)]
             )
@@ -161,7 +164,7 @@ class Parser:
     async def examine(self, raw: bytes) -> Examined:
         """What a check of a message is made of; `TemporaryFailure` when it cannot be read within
         the limits."""
-        async with self._lock:
+        async with self._turn():
             replies, fault = await self._converse([(REQUEST.pack(EXAMINE, 0, len(raw)), raw)])
         if fault is not None:
             raise TemporaryFailure(fault)
@@ -170,14 +173,14 @@ class Parser:
     async def report(self, raw: bytes) -> tuple[Report | None, str]:
         """What a mail that came back reports; None, and why, when it cannot be read within the
         limits."""
-        async with self._lock:
+        async with self._turn():
             replies, fault = await self._converse([(REQUEST.pack(REPORT, 0, len(raw)), raw)])
         return (None, fault) if fault is not None else (Report.from_json(replies[0][2]), "")
 
     async def filter(self, text: bytes, details: bytes = b"") -> bytes:
         """`relay.mailboxes.worker.filter_of`; `TemporaryFailure` when it could not be made."""
         head = REQUEST.pack(FILTER, len(text), len(text) + len(details))
-        async with self._lock:
+        async with self._turn():
             replies, fault = await self._converse([(head, text + details)])
         if fault is not None:
             raise TemporaryFailure(f"no filter could be made: {fault}")
@@ -190,6 +193,18 @@ class Parser:
         if process is None:
             return
         kill(process)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One call at a time.  Not by way of the loop where it is free: it may have much to do."""
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     async def _alone(self, raw: bytes, fault: str, id_: str | None) -> Parsed:
         """What becomes of the message that a child had in hand when that ended."""
@@ -229,8 +244,9 @@ class Parser:
             if self._fresh and not await self._ready(process):
                 fault = _DIED
             elif sum(len(raw) for _, raw in requests) + REQUEST.size * len(requests) <= self._room:
-                # The pipe is empty and takes it all: no task is needed to go on writing.
-                await _send(process.stdin, requests)
+                # The pipe is empty and takes it all: no task is needed to go on writing, nor is
+                # another round of the loop before the child begins.
+                _write(process.stdin, requests)
                 fault = await self._collect(process, len(requests), replies)
             else:
                 async with trio.open_nursery() as nursery:
@@ -334,6 +350,15 @@ def _replies(buffer: bytearray) -> list[_Reply]:
             position = end
     del buffer[:position]
     return found
+
+
+def _write(pipe: trio.abc.SendStream, requests: Sequence[tuple[bytes, bytes]]) -> None:
+    """Write the requests at once: the pipe has room for them."""
+    assert isinstance(pipe, trio.lowlevel.FdStream)
+    data = b"".join(chain.from_iterable(requests))
+    with contextlib.suppress(BrokenPipeError):  # the child died, as for `_send`
+        written = os.write(pipe.fileno(), data)
+        assert written == len(data)
 
 
 async def _send(pipe: trio.abc.SendStream, requests: Sequence[tuple[bytes, bytes]]) -> None:

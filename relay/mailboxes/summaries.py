@@ -35,6 +35,7 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from relay.db.arrays import (
+    BIGINT,
     BOOLEAN,
     BOOLEANS,
     DOUBLE,
@@ -49,6 +50,7 @@ from relay.db.arrays import (
 from relay.db.channels import SUMMARIES
 from relay.db.connection import Statement
 from relay.db.pool import Pool
+from relay.mailboxes.fair_order import Waiting
 from relay.mailboxes.parser import Parsed
 from relay.mailboxes.summary import COLUMNS, ENDS
 
@@ -59,6 +61,8 @@ _STATEMENT = 30.0  # s; client-side deadline of each statement
 
 _parser = struct.Struct(">h").pack
 _seconds = struct.Struct(">d").pack
+_number = struct.Struct(">q").pack
+_size = struct.Struct(">i").unpack
 
 _TYPES = dict.fromkeys(COLUMNS, (TEXTS, TEXT)) | {"has_attachments": (BOOLEANS, BOOLEAN)}
 TYPES = tuple(_TYPES[column][0] for column in COLUMNS)
@@ -102,6 +106,40 @@ _CLAIM = Statement(
     WHERE m.id = ANY (ARRAY(SELECT message_id FROM free))
     """,  # noqa: S608 - a constant of this module
     (UUIDS, ONE_UUID, SMALLINT, DOUBLE),
+)
+
+# The look and the claim in one: all that wait, where they are few and in nobody else's hand.
+_CLAIM_ALL = Statement(
+    f"""
+    WITH waiting AS MATERIALIZED (
+        SELECT message_id, mailbox_id, size
+        FROM relay.unsummarised
+        ORDER BY message_id
+        LIMIT $4 + 1
+    ), free AS MATERIALIZED (
+        SELECT *
+        FROM waiting
+        WHERE (SELECT count(*) <= $4 AND sum(size) <= $5 FROM waiting)
+          AND NOT EXISTS (SELECT FROM waiting u WHERE EXISTS ({_IN_HAND.replace("$2", "$1")}))
+    ), leased AS (
+        INSERT INTO relay.parse_leases (node, parser, message_ids, expires_at)
+        SELECT $1, $2, ARRAY(SELECT message_id FROM free), now() + make_interval(secs => $3)
+        WHERE EXISTS (SELECT FROM free)
+        ON CONFLICT (node, parser) DO UPDATE
+        SET message_ids = EXCLUDED.message_ids, expires_at = EXCLUDED.expires_at
+    )
+    SELECT w.message_id, w.mailbox_id, w.size, f.message_id IS NOT NULL, m.raw_email, m.received_at
+    FROM waiting w
+    LEFT JOIN free f ON f.message_id = w.message_id
+    LEFT JOIN LATERAL (
+        SELECT raw_email, received_at
+        FROM relay.messages
+        WHERE id = f.message_id
+        OFFSET 0
+    ) m ON true
+    ORDER BY w.message_id
+    """,  # noqa: S608 - a constant of this module
+    (ONE_UUID, SMALLINT, DOUBLE, BIGINT, BIGINT),
 )
 
 # Most have none of the three, and pay for looking.
@@ -204,6 +242,30 @@ async def claim(
         Claimed(*(cast(bytes, value(row, column)) for column in range(4)))
         for row in range(result.ntuples)
     ]
+
+
+async def claim_all(
+    pool: Pool, *, node: UUID, parser: int, seconds: float, messages: int, size: int
+) -> list[tuple[Waiting, Claimed | None]] | None:
+    """See what waits, and where it is few, claim all of it and read it, as `claim` does.
+
+    In the order of arrival; without a `Claimed` is what was deleted.  None, and nothing is claimed,
+    where it is more than so many `messages` or a `size` in bytes, or another node has some in hand.
+    """
+    parameters = (node.bytes, _parser(parser), _seconds(seconds), _number(messages), _number(size))
+    result = await pool.run(_CLAIM_ALL, parameters, timeout=_STATEMENT)
+    value = result.get_value
+    found: list[tuple[Waiting, Claimed | None]] = []
+    for row in range(result.ntuples):
+        if value(row, 3) != b"\x01":
+            return None
+        message_id, mailbox_id, bytes_, _, raw, at = (
+            cast(bytes, value(row, column)) for column in range(6)
+        )
+        waiting = Waiting(message_id, mailbox_id, _size(bytes_)[0])
+        gone = cast("bytes | None", raw) is None
+        found.append((waiting, None if gone else Claimed(message_id, mailbox_id, raw, at)))
+    return found
 
 
 async def unparsed(pool: Pool) -> int:

@@ -293,6 +293,15 @@ def test_rests_a_moment_where_few_come():
     assert summariser.rest(10.0, 10.02, flooded=True, done=54) == pytest.approx(0.16)
 
 
+def test_rests_not_at_all_where_few_come_and_somebody_waits():
+    """Whoever waits would wait for the rest; of many it is as long as ever."""
+    for flooded in (False, True):
+        assert summariser.rest(10.0, 10.1, flooded=flooded, done=8, awaited=True) == 0.0
+        assert summariser.rest(
+            10.0, 10.1, flooded=flooded, done=9, awaited=True
+        ) == summariser.rest(10.0, 10.1, flooded=flooded, done=9)
+
+
 def test_no_second_parser_helps_while_accepting_lacks_the_cpu():
     """Unless a group holds the first: what waits behind short ones is what floods do."""
     assert summariser.helps_since(began=9.0, oldest=5.0) == 5.0

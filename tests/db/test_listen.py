@@ -72,6 +72,15 @@ class TestHub:
         hub.publish_all()
         assert not await woken(bell)
 
+    def test_a_channel_is_awaited_by_those_who_wait_for_a_key(self):
+        """Not by those who want all of it, nor on another."""
+        hub = Hub()
+        with hub.subscribe("c"), hub.subscribe("d", "a"):
+            assert not hub.is_awaited("c")
+            with hub.subscribe("c", "a"):
+                assert hub.is_awaited("c")
+            assert not hub.is_awaited("c")
+
     async def test_publish_all_wakes_every_channel(self, autojump_clock):
         """After a reconnect everybody looks again."""
         hub = Hub()
