@@ -905,8 +905,9 @@ def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, brow
         # All that match, most of it not loaded: the rail counts none of it, until it is taken back.
         expect(count).to_have_text(str(many))
         rows.first.get_by_role("checkbox").click()
+        expect(chosen.get_by_role("button", name="All 1,000", exact=True)).to_be_visible()
         chosen.get_by_role("button", name="All").click()
-        expect(chosen).to_contain_text("All that match are chosen")
+        expect(chosen).to_contain_text("All that match are chosen: 1,000")
         page.get_by_role("button", name="Delete the chosen").click()
         assert count.inner_text() == "0"
         page.get_by_role("button", name="Undo").click()
