@@ -323,6 +323,7 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "release": (at("Invoice"), partial(_press, "Forward")),
         "delete-inbox": (f"mail/{ADA}", partial(_press, "Delete this inbox")),
         "chosen": ("mail/all", _choose),
+        "queue-chosen": ("queue", _choose),
         "palette": ("mail/all", _palette),
         "keys-help": ("mail/all", lambda page: page.keyboard.press("?")),
         "cancel-all": (
@@ -390,8 +391,8 @@ def _comes(relay: RelayProcess, page: Page) -> None:
 
 
 def _choose(page: Page) -> None:
-    for at in (0, 1, 3):
-        page.locator("#messages .pick input").nth(at).check()
+    for at in (3, 4, 6):
+        page.locator(".row .pick input").nth(at).check()
 
 
 def _palette(page: Page) -> None:
