@@ -53,7 +53,8 @@ def balancer() -> Iterator[_Balancer]:
 
 def look(heard: list[dict[str, str]]) -> None:
     first, second, third = heard
-    assert set(first) == {"host", "accept", "user-agent", "authorization"}
+    assert set(first) == {"host", "accept", "accept-encoding", "user-agent", "authorization"}
+    assert first["accept-encoding"] == "identity"
     assert second.pop("cookie") == third.pop("cookie") == "node=2"
     assert second == third == first
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -70,14 +71,49 @@ def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES["no_relay"], ids=lambda case: case["error"])
 def test_what_is_no_relay_is_refused(case: dict[str, Any]) -> None:
     """Though it answers well, or leads elsewhere: mostly a proxy, or a wrong URL."""
-    headers = {**case["headers"], "Content-Length": str(len(case["body"])), "Connection": "close"}
-    lines = [f"HTTP/1.1 {case['status']} x", *(f"{name}: {headers[name]}" for name in headers)]
-    answer = "\r\n".join([*lines, "", case["body"]])
-    with _answers(answer.encode()) as url, Relay(url) as relay:
-        with pytest.raises(Refused) as refused:
+    with _answers(_answer(case["status"], case["body"], case["headers"])) as url:
+        with Relay(url) as relay, pytest.raises(Refused) as refused:
             relay.inbox()
-        assert str(refused.value) == case["error"]
-        assert refused.value.status == case["status"]
+    assert str(refused.value) == case["error"]
+    assert refused.value.status == case["status"]
+
+
+_CALLS: dict[str, Callable[[Relay], object]] = {
+    "inbox": lambda relay: relay.inbox(),
+    "wait": lambda relay: relay.mailbox("a@b").wait(timeout=0.1),
+    "messages": lambda relay: relay.mailbox("a@b").messages(),
+    "send": lambda relay: relay.send(from_="a@b", to="c@d"),
+    "outbound": lambda relay: relay.outbound("x").entry(),
+    "info": lambda relay: relay.info(),
+}
+
+
+@pytest.mark.parametrize("case", CASES["no_answers"], ids=lambda case: f"{case}")
+def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
+    """Though it is JSON, or begins like it: no call ends in an error of Python's own."""
+    body = case["body"] * case.get("times", 1)
+    with _answers(_answer(200, body)) as url, Relay(url, "x") as relay:
+        with pytest.raises(Refused) as refused:
+            _CALLS[case["call"]](relay)
+    assert str(refused.value).startswith(f"200 unknown: no relay answered: '{body[:20]}"[:50])
+
+
+@pytest.mark.parametrize("case", CASES["problems"], ids=lambda case: str(case["error"]))
+def test_a_refusal_drives_nothing(case: dict[str, Any]) -> None:
+    """Neither its text nor its `repr`; its attributes are as they were said."""
+    with _answers(_answer(case["status"], case["body"])) as url, Relay(url, "x") as relay:
+        with pytest.raises(Refused) as refused:
+            relay.info()
+    assert str(refused.value) == case["error"]
+    assert "##[" not in repr(refused.value)
+    assert refused.value.detail == json.loads(case["body"])["detail"]
+
+
+def _answer(status: int, body: str, headers: dict[str, str] | None = None) -> bytes:
+    """Return what goes over the connection."""
+    length = {"Content-Length": str(len(body.encode())), "Connection": "close"}
+    fields = [f"{name}: {value}" for name, value in {**(headers or {}), **length}.items()]
+    return "\r\n".join([f"HTTP/1.1 {status} x", *fields, "", body]).encode()
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.4])

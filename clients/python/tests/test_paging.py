@@ -17,7 +17,9 @@ from relay_client import AsyncRelay, Relay
 _IDS = [str(number) for number in range(450)]
 _PATH = "/below/api/v1/mailboxes/a@b/messages"
 _MESSAGE: dict[str, object] = {
-    **dict.fromkeys(("from_address", "to", "subject", "size", "body_text", "body_html", "otp")),
+    **dict.fromkeys(("from_address", "subject", "body_text", "body_html", "otp")),
+    "to": "a@b",
+    "size": 1,
     "received_at": "2026-01-01T00:00:00Z",
     "links": [],
     "headers": {},
@@ -51,7 +53,7 @@ class _Relay(BaseHTTPRequestHandler):
         end = start + limit
         following = f"/api/v1/mailboxes/a@b/messages?limit={limit}&cursor={end}"
         link = f'<{following}>; rel="next"' if end < len(_IDS) else None
-        self._answer([{"id": one} for one in _IDS[start:end]], link)
+        self._answer([{**_MESSAGE, "id": one} for one in _IDS[start:end]], link)
 
     def _answer(self, value: object, link: str | None = None) -> None:
         body = json.dumps(value).encode()

@@ -4,6 +4,9 @@
  * An answer that is good is returned as soon as it begins; everything else is thrown, as `Refused`
  * or as `Unreachable`.  Which tries are repeated, and for how long, is said in `exchange.ts`.  The
  * relay's own page makes its calls by this module, too (scripts/page.mjs).
+ *
+ * No more is taken of an answer than it may have, and none that is packed: how much it would become is
+ * not seen before.  (In a browser, which has unpacked it, it is measured as it is then.)
  */
 
 import { Refused, Unreachable, quoted } from "./errors.js";
@@ -11,6 +14,9 @@ import { VERSION } from "./version.js";
 
 /** For how many milliseconds an answer is waited for that the relay does not keep back. */
 export const REPLY = 30_000;
+
+/** How many bytes a refusal may have. */
+const REFUSAL = 1 << 20;
 
 /** Statuses that pass: the same call may do better later. */
 export const RETRYABLE_STATUSES = new Set([429, 502, 503, 504]);
@@ -47,7 +53,10 @@ export class Caller {
     this.base = url.replace(/\/+$/, "");
     this.#headers = {
       Accept: "application/json",
-      ...(globalThis.process && { "User-Agent": `relay-client/${VERSION}` }),
+      ...(globalThis.process && {
+        "User-Agent": `relay-client/${VERSION}`,
+        "Accept-Encoding": "identity",
+      }),
       ...(token && { Authorization: `Bearer ${token}` }),
     };
     this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
@@ -62,7 +71,7 @@ export class Caller {
     const values = Object.entries(query ?? {}).map(([name, value]) => [name, String(value)]);
     const asked = query ? `${path}?${new URLSearchParams(values)}` : path;
     let answer: Response;
-    let bytes: ArrayBuffer;
+    let read: Read;
     try {
       answer = await this.#fetch(`${this.base}${asked}`, {
         method,
@@ -78,39 +87,84 @@ export class Caller {
       });
       this.#heard?.(answer.headers);
       if (answer.ok) return answer;
-      bytes = await answer.arrayBuffer();
+      read = await bytesOf(answer, REFUSAL);
     } catch (error) {
       throw new Unreachable(`the relay does not answer ${method} ${this.base}${path}`, {
         cause: error,
       });
     }
-    const retryAfter = Number(answer.headers.get("Retry-After")) || 0;
-    const { status, headers: said } = answer;
-    throw refused(status, new Uint8Array(bytes), retryAfter, said.get("Location"));
+    throw refused({ status: answer.status, headers: answer.headers, ...read });
   }
 }
 
-/** What a relay said, or whatever stands in front of it and leads to `location`, perhaps. */
-export function refused(
-  status: number,
-  bytes: Uint8Array,
-  retryAfter = 0,
-  location: string | null = null,
-): Refused {
+/** What was read of an answer, and why it is no relay's, where that is seen without reading it. */
+export interface Read {
+  bytes: Uint8Array;
+  fault?: string | undefined;
+}
+
+/** An answer, as far as it was read. */
+export interface Answer extends Read {
+  status: number;
+  headers: Headers;
+}
+
+/** Read what an answer says, up to so many bytes. */
+export async function bytesOf(answer: Response, most: number): Promise<Read> {
+  const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
+  if (packing.toLowerCase() !== "identity") {
+    await answer.body?.cancel().catch(() => {});
+    return { bytes: new Uint8Array(), fault: `it comes as ${quoted(packing)}` };
+  }
+  const pieces: Uint8Array[] = [];
+  let size = 0;
+  const reader = answer.body?.getReader();
+  for (;;) {
+    const piece = (await reader?.read())?.value;
+    if (!piece) break;
+    pieces.push(piece.subarray(0, most - size));
+    size += piece.length;
+    if (size > most) break;
+  }
+  const bytes = new Uint8Array(Math.min(size, most));
+  let at = 0;
+  for (const piece of pieces) {
+    bytes.set(piece, at);
+    at += piece.length;
+  }
+  if (size <= most) return { bytes };
+  await reader?.cancel().catch(() => {});
+  return { bytes, fault: `it says more than ${most >> 20} MiB` };
+}
+
+/** What a relay said, or whatever stands in front of it. */
+export function refused(answer: Answer): Refused {
+  const { status, headers, bytes, fault } = answer;
   try {
     const problem = JSON.parse(new TextDecoder().decode(bytes)) as Record<string, unknown>;
     const { type, detail, errors, title } = problem;
-    if (typeof type === "string" && typeof detail === "string") {
+    if (fault === undefined && typeof type === "string" && typeof detail === "string") {
       const each = Array.isArray(errors) ? errors.map(String) : [];
       const kind = type.split(/[:/]/).pop() ?? type;
-      return new Refused(status, kind, detail, each, retryAfter, String(title ?? ""));
+      return new Refused(status, kind, detail, each, retryAfter(headers), String(title ?? ""));
     }
   } catch {
     // No problem document: what there is has to do.
   }
+  return noRelay(answer);
+}
+
+/** What is thrown where no relay has answered. */
+export function noRelay({ status, headers, bytes, fault }: Answer, why = fault): Refused {
+  const location = headers.get("Location");
   const leads = location !== null && status >= 300 && status < 400;
   const said = leads
     ? `it leads to ${location}`
-    : quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
-  return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter);
+    : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim()));
+  return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
+}
+
+function retryAfter(headers: Headers): number {
+  const seconds = Number(headers.get("Retry-After"));
+  return seconds > 0 && seconds < Infinity ? seconds : 0;
 }

@@ -3,8 +3,9 @@
  * `relay-client`: inboxes and mail for shells.
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
- * standard error.  On a terminal it cannot drive it: control characters are spelt.  JSON has the names of the relay's own calls.  The exit code is 0 if it is there,
- * 1 if what was waited for did not come (or came, where nothing was to), 2 for a call that cannot be
+ * standard error, and cannot drive who reads it (a terminal, CI), nor can standard output if it is a
+ * terminal: control characters and commands are spelt.  No error has a token in it.  JSON has the
+ * names of the relay's own calls.  The exit code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to), 2 for a call that cannot be
  * meant, 3 where the relay refused or what answers is none, 4 where nothing answers.
  */
 
@@ -91,7 +92,7 @@ async function run(words: string[]): Promise<number> {
   if (command === undefined) throw new Usage("say what is wanted");
   const relay = connected(values);
   const most = { inbox: 0, send: 0, link: 2, messages: 2 }[command] ?? 1;
-  if (rest.length > most) throw new Usage(`'${command}' does not take '${rest[most]}'`);
+  if (rest.length > most) throw new Usage(`'${command}' does not take so many words`);
 
   switch (command) {
     case "inbox": {
@@ -145,7 +146,7 @@ async function run(words: string[]): Promise<number> {
       await opened(relay, rest).close({ strict: true });
       return 0;
     default:
-      throw new Usage(`there is no '${command}'`);
+      throw new Usage(/^[\w-]+$/.test(command) ? `there is no '${command}'` : "say a command first");
   }
 }
 
@@ -169,14 +170,17 @@ function wanted({ subject, sender, after }: Values) {
 
 function opened(relay: Relay, [inbox]: string[]): Inbox {
   if (inbox === undefined) throw new Usage("say which inbox");
-  if (!inbox.startsWith("{")) return relay.mailbox(inbox);
+  if (inbox.includes("@") && !/^\W*\{/.test(inbox)) return relay.mailbox(inbox);
   try {
     const { address, session_token: token } = JSON.parse(inbox) as Record<string, string | null>;
-    if (typeof address === "string") return relay.mailbox(address, token);
+    if (typeof address === "string" && (token ?? null) === null) return relay.mailbox(address);
+    if (typeof address === "string" && typeof token === "string" && /^[\x20-\x7e]+$/.test(token)) {
+      return relay.mailbox(address, token);
+    }
   } catch {
     // Said below.
   }
-  throw new Usage(`this is neither an address nor what 'inbox --json' prints: ${inbox}`);
+  throw new Usage("an inbox is an address, or what 'inbox --json' prints"); // and it has a token
 }
 
 /** A message as the relay's calls and `relay messages wait --json` write it. */
@@ -223,7 +227,7 @@ function written(raw: Uint8Array): number {
 }
 
 function missing(why: string): number {
-  console.error(`relay-client: ${why}`);
+  console.error(`relay-client: ${visible(why)}`);
   return 1;
 }
 
@@ -231,7 +235,7 @@ try {
   process.exitCode = await run(process.argv.slice(2));
 } catch (error) {
   if (!(error instanceof RelayError || error instanceof Usage)) throw error;
-  console.error(`relay-client: ${error.message}`);
+  console.error(`relay-client: ${visible(error.message)}`);
   if (error instanceof Usage) console.error("relay-client --help says what there is");
   const outcomes = [WaitTimeout, UnexpectedMail, NoSuchLink, NotDelivered];
   process.exitCode = outcomes.some((kind) => error instanceof kind)

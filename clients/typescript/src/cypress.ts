@@ -15,7 +15,8 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { REPLY, RETRYABLE_STATUSES, refused } from "./call.js";
+import { INBOX, LIST, MESSAGE_OR_NONE, type Shape } from "./answers.js";
+import { REPLY, RETRYABLE_STATUSES, noRelay, refused } from "./call.js";
 import { DEFAULT_URL } from "./options.js";
 import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
@@ -120,6 +121,8 @@ interface CypressRequest {
   qs?: Record<string, string | number>;
   body?: object;
   longPoll?: number;
+  /** What a good answer is like. */
+  shape?: Shape;
   /** When to give up, of `Date.now()`. */
   deadline: number;
 }
@@ -131,6 +134,7 @@ function call<T>({
   qs,
   body,
   longPoll = 0,
+  shape = () => true,
   deadline,
 }: CypressRequest): Chain<T> {
   return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token }) => {
@@ -155,15 +159,20 @@ function call<T>({
           // What cannot be ended ends with its time; a hook that fails would skip all other tests.
           if (method === "DELETE") return cy.wrap(undefined as T, QUIET);
           const isJson = typeof response.body !== "string";
-          if (response.status < 300 && isJson) return cy.wrap(response.body as T, QUIET);
+          const good = response.status < 300;
+          if (good && isJson && shape(response.body)) return cy.wrap(response.body as T, QUIET);
           const retryable = method !== "POST" && RETRYABLE_STATUSES.has(response.status);
           if (retryable && Date.now() + PAUSE < deadline) {
             return cy.wait(PAUSE, QUIET).then(once);
           }
           const said = isJson ? JSON.stringify(response.body) : String(response.body);
           const leads = response.headers.location;
-          const location = typeof leads === "string" ? leads : null;
-          throw refused(response.status, new TextEncoder().encode(said), 0, location);
+          const answer = {
+            status: response.status,
+            headers: new Headers(typeof leads === "string" ? { Location: leads } : {}),
+            bytes: new TextEncoder().encode(said),
+          };
+          throw good ? noRelay(answer) : refused(answer);
         });
     return once();
   });
@@ -174,6 +183,7 @@ function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<
     method: "POST",
     path: "/api/v1/mailboxes",
     body: newMailbox({ ttl, ...wanted }),
+    shape: INBOX,
     deadline: Date.now() + REPLY,
   }).then(({ address, session_token: sessionToken }) => {
     const inbox = { address, sessionToken };
@@ -198,6 +208,7 @@ function waitForMail({
       inbox: at,
       qs: waitQuery(wanted, part),
       longPoll: part,
+      shape: MESSAGE_OR_NONE,
       deadline,
     }).then((found) => {
       if (found) {
@@ -209,6 +220,7 @@ function waitForMail({
         path: `${pathOf(at.address)}/messages`,
         inbox: at,
         qs: { limit: OTHERS + 1 },
+        shape: LIST,
         deadline,
       }).then((others) => {
         throw inVain(inWords(wanted), timeout, others);

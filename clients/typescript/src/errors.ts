@@ -1,13 +1,19 @@
 /**
  * The errors of this client.
  *
- * All of it is a `RelayError`; each text says what was asked for and what came instead.  An error's
- * `name` is its class's, for whoever has two copies of this package and so cannot ask `instanceof`.
+ * All of it is a `RelayError`; each text says what was asked for and what came instead.  What others
+ * have said is spelt in it where it could drive a terminal, or whoever runs CI (`visible`); other
+ * properties have it as it was said.  An error's `name` is its class's, for whoever has two copies of
+ * this package and so cannot ask `instanceof`.
  */
 
 /** Anything that this client throws on its own. */
 export class RelayError extends Error {
   override name = "RelayError";
+
+  constructor(message: string, options?: ErrorOptions) {
+    super(visible(message), options);
+  }
 }
 
 /** The relay does not answer: it is not there, or went away and did not come back in time. */
@@ -91,22 +97,39 @@ export class NoSuchLink extends RelayError {
   override name = "NoSuchLink";
 }
 
-/** A text as an error shows it: in quotes, on one line. */
-export function quoted(text: string): string {
-  const line = JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"');
-  return line.includes("'") && !line.includes('"')
-    ? `"${line}"`
-    : `'${line.replaceAll("'", "\\'")}'`;
-}
-
-/** A text with everything that could drive a terminal spelt `\\uNNNN`. */
+/**
+ * A text of several lines, with all that could drive its reader spelt (`\u001b`): control characters,
+ * those that turn the direction of a text, those that have no width, and the first characters of what
+ * CI obeys.  GitHub Actions obeys lines that begin with `::error::` and its like, and `##[…]`
+ * anywhere; Azure Pipelines `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
+ */
 export function visible(text: string): string {
   return text
     .replaceAll("\r\n", "\n")
     .replace(
-      /[^\P{Cc}\t\n]|[\u202a-\u202e\u2066-\u2069]/gu,
-      (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`,
-    );
+      /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu,
+      (one) => {
+        const code = (one.codePointAt(0) ?? 0).toString(16);
+        return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+      },
+    )
+    .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
+    .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
+}
+
+/** The same on one line. */
+export function inOneLine(text: string): string {
+  return visible(
+    text.replace(/[\n\r\t]/g, (one) => (one === "\n" ? "\\n" : one === "\r" ? "\\r" : "\\t")),
+  );
+}
+
+/** The same on one line and in quotes. */
+export function quoted(text: string): string {
+  const line = inOneLine(text.replaceAll("\\", "\\\\"));
+  return line.includes("'") && !line.includes('"')
+    ? `"${line}"`
+    : `'${line.replaceAll("'", "\\'")}'`;
 }
 
 function inSeconds(milliseconds: number): string {

@@ -3,21 +3,39 @@
  *
  * A call that may be repeated is repeated while its relay is away or overloaded, up to its
  * deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only
- * where it never reached the relay.  What answers and is no relay is `Refused`, whatever it says.
+ * where it never reached the relay.  What answers and is no relay is `Refused`, whatever it says
+ * (`answers.ts`).  A try ends in its time, and takes so many bytes and no more.
  * Times are milliseconds, deadlines those of `performance.now()`.
  */
 
-import { type ApiRequest, Caller, REPLY, RETRYABLE_STATUSES, refused } from "./call.js";
+import type { Shape } from "./answers.js";
+import {
+  type Answer,
+  type ApiRequest,
+  Caller,
+  REPLY,
+  RETRYABLE_STATUSES,
+  bytesOf,
+  noRelay,
+} from "./call.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 import { type RelayOptions, target } from "./options.js";
 
+export type { Answer } from "./call.js";
 export type { RelayOptions } from "./options.js";
 
 /** For how long a call is repeated that has no deadline of its own. */
 export const RETRY_TIMEOUT = 10_000;
 
 const GRACE = 5_000; // by which the answer to a wait may be late
-const BODY = 120_000; // until it has been read
+const WHOLE = 120_000; // until an answer has been read
+
+/** More than a message's texts, headers and links can have in JSON (a million characters each). */
+const JSON_BYTES = 32 << 20;
+
+/** Ten times the largest message that a relay takes unless its operator allows more, in bytes. */
+export const RAW_BYTES = 256 << 20;
+
 const LEAST = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
 const LAST_PAUSE = 1_000;
@@ -45,13 +63,8 @@ export interface RepeatableRequest extends ApiRequest {
   longPoll?: number;
   /** Whether it does no harm to ask twice; it does none unless said. */
   idempotent?: boolean;
-}
-
-/** A good answer. */
-export interface Answer {
-  status: number;
-  headers: Headers;
-  bytes: Uint8Array;
+  /** How many bytes a good answer may have. */
+  most?: number;
 }
 
 /** Makes the calls of one client. */
@@ -78,9 +91,10 @@ export class Exchange {
   /** Ask until there is an answer, and read what it says. */
   async json<T>(
     request: RepeatableRequest | (() => RepeatableRequest),
+    shape: Shape,
     deadline?: number,
   ): Promise<T> {
-    return decoded(await this.call(request, deadline)) as T;
+    return decoded(await this.call(request, deadline), shape) as T;
   }
 
   /**
@@ -101,7 +115,9 @@ export class Exchange {
       let repeats: boolean;
       let rest = pause;
       try {
-        return await this.#once(one, deadline);
+        const answer = await this.#once(one, deadline);
+        if (answer.fault !== undefined) throw noRelay(answer);
+        return answer;
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
         if (error instanceof Refused) {
@@ -130,15 +146,17 @@ export class Exchange {
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
     const left = Math.max(LEAST, deadline - performance.now());
-    const reply = request.longPoll === undefined ? Math.min(REPLY, left) : request.longPoll + GRACE;
-    let timer = setTimeout(late, reply);
+    const whole =
+      request.longPoll === undefined ? Math.min(WHOLE, left) : request.longPoll + GRACE;
+    const began = performance.now();
+    let timer = setTimeout(late, request.longPoll === undefined ? Math.min(REPLY, left) : whole);
     this.#running.add(ending);
     try {
       const response = await this.#caller.once(request, ending.signal);
       clearTimeout(timer);
-      timer = setTimeout(late, request.longPoll === undefined ? Math.min(BODY, left) : BODY);
+      timer = setTimeout(late, whole - (performance.now() - began));
       const { status, headers } = response;
-      return { status, headers, bytes: new Uint8Array(await response.arrayBuffer()) };
+      return { status, headers, ...(await bytesOf(response, request.most ?? JSON_BYTES)) };
     } finally {
       clearTimeout(timer);
       this.#running.delete(ending);
@@ -146,13 +164,15 @@ export class Exchange {
   }
 }
 
-/** Read what a good answer says; `Refused` if that is no JSON. */
-export function decoded({ status, bytes }: Answer): unknown {
+/** Read what a good answer says; `Refused` if that is no JSON, or no relay's. */
+export function decoded(answer: Answer, shape: Shape): unknown {
   try {
-    return JSON.parse(new TextDecoder().decode(bytes));
+    const found: unknown = JSON.parse(new TextDecoder().decode(answer.bytes));
+    if (shape(found)) return found;
   } catch {
-    throw refused(status, bytes);
+    // Said below.
   }
+  throw noRelay(answer);
 }
 
 /** Rest for so many milliseconds. */

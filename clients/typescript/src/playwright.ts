@@ -23,6 +23,7 @@ import {
   test as base,
   expect,
 } from "@playwright/test";
+import { inOneLine, visible } from "./errors.js";
 import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
@@ -76,10 +77,10 @@ export const fixtures: Fixtures<
     await use(inbox);
     if (test.status !== test.expectedStatus) {
       const { text, messages } = await arrivedAt(inbox);
-      await test.attach(`mail to ${inbox.address}`, { body: text, contentType: "text/plain" });
+      await test.attach(visible(`mail to ${inbox.address}`), { body: text, contentType: "text/plain" });
       for (const { subject, html } of messages) {
         if (html !== null) {
-          await test.attach(`mail: ${subject ?? "(no subject)"}`, {
+          await test.attach(`mail: ${inOneLine(subject ?? "(no subject)")}`, {
             body: framed(html),
             contentType: "text/html",
           });

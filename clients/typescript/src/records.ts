@@ -4,7 +4,8 @@
  * What needs another call (`raw`, an attachment's `content`, `checks()`) is added in `relay.ts`.
  */
 
-import { NoSuchLink, quoted } from "./errors.js";
+import { NoSuchLink, inOneLine, quoted } from "./errors.js";
+import { isLike } from "./links.js";
 import type { components } from "./schema.js";
 
 type Schemas = components["schemas"];
@@ -114,13 +115,14 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
    *
    * A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any other
    * is a part of path and query (`/reset`); a pattern is searched for in the whole link.  Without
-   * one it is the first link of all.
+   * one it is the first link of all.  What has a host that not everybody reads alike is like none but
+   * a pattern.
    */
   link(match?: string | RegExp): string {
     for (const link of this.links) {
       if (match === undefined || matches(link, match)) return link;
     }
-    const listed = this.links.map((link) => `\n  ${link}`).join("") || " none";
+    const listed = this.links.map((link) => `\n  ${inOneLine(link)}`).join("") || " none";
     const what =
       match === undefined
         ? ""
@@ -136,12 +138,7 @@ export function described(subject: string | null): string {
 
 function matches(link: string, match: string | RegExp): boolean {
   if (typeof match !== "string") return link.search(match) >= 0;
-  const [origin = "", authority = ""] = /^[a-z][a-z0-9+.-]*:\/\/([^/?#]*)/i.exec(link) ?? [];
-  if (match.includes(".") && !match.includes("/")) {
-    const host = authority.replace(/^.*@/, "").replace(/:\d*$/, "").toLowerCase();
-    return host === match.toLowerCase() || host.endsWith(`.${match.toLowerCase()}`);
-  }
-  return link.slice(origin.length).includes(match);
+  return isLike(link, match);
 }
 
 /** What SPF, DKIM or DMARC says: a `result` of its RFC, and why. */

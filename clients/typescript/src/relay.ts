@@ -6,10 +6,20 @@
 
 /// <reference lib="esnext.disposable" preserve="true" />
 
-import { NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
+import * as answers from "./answers.js";
+import { noRelay } from "./call.js";
+import {
+  NotDelivered,
+  Refused,
+  RelayError,
+  UnexpectedMail,
+  WaitTimeout,
+  quoted,
+} from "./errors.js";
 import {
   type Answer,
   Exchange,
+  RAW_BYTES,
   type RelayOptions,
   type RepeatableRequest,
   decoded,
@@ -114,12 +124,10 @@ export class Relay implements AsyncDisposable {
     if (ttl !== undefined && !Number.isFinite(ttl)) {
       throw new RelayError(`an inbox's ttl is a number of minutes, not ${String(ttl)}`);
     }
-    const made = await this.#exchange.json<Schemas["CreatedMailbox"]>({
-      method: "POST",
-      path: "/api/v1/mailboxes",
-      body: newMailbox(wanted),
-      idempotent: false,
-    });
+    const made = await this.#exchange.json<Schemas["CreatedMailbox"]>(
+      { method: "POST", path: "/api/v1/mailboxes", body: newMailbox(wanted), idempotent: false },
+      answers.INBOX,
+    );
     return new Inbox(this.#exchange, made.address, made.session_token, true);
   }
 
@@ -154,12 +162,15 @@ export class Relay implements AsyncDisposable {
       headers: { ...headers },
       attachments: attachments.map(encoded),
     };
-    const { messages } = await this.#exchange.json<Schemas["Sent"]>({
-      method: "POST",
-      path: "/api/v1/messages/send",
-      headers: { "Idempotency-Key": idempotencyKey ?? uniqueKey() },
-      body,
-    });
+    const { messages } = await this.#exchange.json<Schemas["Sent"]>(
+      {
+        method: "POST",
+        path: "/api/v1/messages/send",
+        headers: { "Idempotency-Key": idempotencyKey ?? uniqueKey() },
+        body,
+      },
+      answers.SENT,
+    );
     return messages.map((one) => new Outbound(this.#exchange, one.id, one.recipient));
   }
 
@@ -170,7 +181,8 @@ export class Relay implements AsyncDisposable {
 
   /** Ask where the relay takes mail; needs a token. */
   async info(): Promise<Info> {
-    return parsedInfo(await this.#exchange.json<InfoJson>({ method: "GET", path: "/api/v1/info" }));
+    const request = { method: "GET", path: "/api/v1/info" } as const;
+    return parsedInfo(await this.#exchange.json<InfoJson>(request, answers.INFO));
   }
 
   /** End what is under way: each call fails, with a `RelayError`. */
@@ -271,24 +283,23 @@ export class Inbox implements AsyncDisposable {
     const ids: string[] = [];
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
     let request: RepeatableRequest | null = this.#request("GET", "/messages", query);
+    const seen = new Set<string>();
     while (request !== null && ids.length < limit) {
-      const { headers, json } = await this.#page(request);
-      ids.push(...json.map((entry) => entry.id));
-      const next = /<([^>]*)>; *rel="next"/.exec(headers.get("Link") ?? "")?.[1];
-      const path = next?.replace(/^https?:\/\/[^/]*/i, "");
-      request = path ? { ...this.#request("GET", ""), path } : null;
+      const answer: Answer = await this.#exchange.call(request);
+      const entries = decoded(answer, answers.LIST) as EntryJson[];
+      ids.push(...entries.map((entry) => entry.id));
+      const path = following(answer);
+      const leads = path !== undefined && entries.length > 0 && !seen.has(path);
+      request = leads ? { ...this.#request("GET", ""), path } : null;
+      if (leads) seen.add(path);
     }
     const found: Message[] = [];
     for (const id of ids.slice(0, limit)) {
-      const one = await this.#exchange.json<MessageJson>(this.#request("GET", `/messages/${id}`));
-      found.push(new Message(this.#reader, one));
+      const one = this.#request("GET", `/messages/${encodeURIComponent(id)}`);
+      const json = await this.#exchange.json<MessageJson>(one, answers.MESSAGE);
+      found.push(new Message(this.#reader, json));
     }
     return found;
-  }
-
-  async #page(request: RepeatableRequest): Promise<{ headers: Headers; json: EntryJson[] }> {
-    const answer = await this.#exchange.call(request);
-    return { headers: answer.headers, json: decoded(answer) as EntryJson[] };
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
@@ -298,7 +309,11 @@ export class Inbox implements AsyncDisposable {
     };
     for (;;) {
       const found = await this.#exchange
-        .json<MessageJson | null>(part, Math.max(deadline, performance.now() + 1_000))
+        .json<MessageJson | null>(
+          part,
+          answers.MESSAGE_OR_NONE,
+          Math.max(deadline, performance.now() + 1_000),
+        )
         .catch((error: unknown) => {
           // As a runner does that has given the test up.
           if (!this.#closed) throw error;
@@ -319,7 +334,7 @@ export class Inbox implements AsyncDisposable {
     try {
       const request = this.#request("GET", "/messages", { limit });
       const deadline = performance.now() + LISTS_WITHIN;
-      const entries = await this.#exchange.json<EntryJson[]>(request, deadline);
+      const entries = await this.#exchange.json<EntryJson[]>(request, answers.LIST, deadline);
       return inVain(what, timeout, entries, found);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
@@ -327,7 +342,8 @@ export class Inbox implements AsyncDisposable {
     }
   }
 
-  readonly #reader: Reader = (method, path) => this.#exchange.call(this.#request(method, path));
+  readonly #reader: Reader = (method, path, more) =>
+    this.#exchange.call({ ...this.#request(method, path), ...more });
 
   #request(method: RepeatableRequest["method"], path: string, query?: Query): RepeatableRequest {
     return {
@@ -340,7 +356,23 @@ export class Inbox implements AsyncDisposable {
 }
 
 /** Asks for something of an inbox. */
-type Reader = (method: "GET" | "DELETE", path: string) => Promise<Answer>;
+type Reader = (
+  method: "GET" | "DELETE",
+  path: string,
+  more?: Pick<RepeatableRequest, "most">,
+) => Promise<Answer>;
+
+/**
+ * Path and query of the next page, if there is one.  A relay names it from its root on, wherever that
+ * is: to another place no token goes.
+ */
+function following(answer: Answer): string | undefined {
+  const next = /<([^>]*)>; *rel="next"/.exec(answer.headers.get("Link") ?? "")?.[1];
+  if (next && !/^\/(?![/\\])/.test(next)) {
+    throw noRelay(answer, `its next page is at ${quoted(next.slice(0, 200))}`);
+  }
+  return next || undefined;
+}
 
 /** A message of an inbox. */
 export class Message extends MessageData<Attachment> {
@@ -363,7 +395,8 @@ export class Message extends MessageData<Attachment> {
 
   /** Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss. */
   async checks(): Promise<Checks> {
-    return decoded(await this.#read("GET", `/messages/${this.id}/checks`)) as Checks;
+    const answer = await this.#read("GET", `/messages/${this.id}/checks`);
+    return decoded(answer, answers.CHECKS) as Checks;
   }
 
   /** Delete it for good; one that is gone already is. */
@@ -376,7 +409,7 @@ export class Message extends MessageData<Attachment> {
   }
 
   async #bytes(): Promise<Uint8Array> {
-    return (await this.#read("GET", `/messages/${this.id}/raw`)).bytes;
+    return (await this.#read("GET", `/messages/${this.id}/raw`, { most: RAW_BYTES })).bytes;
   }
 }
 
@@ -389,7 +422,7 @@ export class Attachment extends AttachmentData {
   constructor(read: Reader, messageId: string, found: AttachmentJson) {
     super(found);
     const path = `/messages/${messageId}/attachments/${found.index}`;
-    this.#read = async () => (await read("GET", path)).bytes;
+    this.#read = async () => (await read("GET", path, { most: RAW_BYTES })).bytes;
   }
 
   /** Its bytes, decoded. */
@@ -427,7 +460,7 @@ export class Outbound {
   async #entry(deadline?: number): Promise<OutboundEntry> {
     const path = `/api/v1/outbound/${encodeURIComponent(this.id)}`;
     const request = { method: "GET", path } as const;
-    return parsedEntry(await this.#exchange.json<OutboundEntryJson>(request, deadline));
+    return parsedEntry(await this.#exchange.json<OutboundEntryJson>(request, answers.OUTBOUND, deadline));
   }
 
   /** Wait until it has that status; `NotDelivered` once it never will, or `WaitTimeout`. */

@@ -14,6 +14,7 @@
  */
 
 import { test as base } from "vitest";
+import { inOneLine } from "./errors.js";
 import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
@@ -66,7 +67,7 @@ export const fixtures = {
     const inbox = await inboxOf(relay, inboxOptions);
     await use(inbox);
     if (task.result?.state === "fail") {
-      console.error(`Mail to ${inbox.address}\n\n${(await arrivedAt(inbox)).text}`);
+      console.error(`Mail to ${inOneLine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);
     }
     if (!inboxOptions.keep) await inbox.close();
   },

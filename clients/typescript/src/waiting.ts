@@ -3,7 +3,7 @@
  * `relay.ts` and the commands for Cypress make inboxes and wait so.
  */
 
-import { RelayError, WaitTimeout, quoted } from "./errors.js";
+import { RelayError, WaitTimeout, inOneLine, quoted } from "./errors.js";
 import type { EntryJson, MessageData, MessageJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
@@ -81,7 +81,7 @@ export function inALine(
   entry: Pick<EntryJson | MessageJson, "subject" | "received_at" | "from_address">,
 ): string {
   const subject = entry.subject === null ? "(no subject)" : quoted(entry.subject);
-  return `${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`;
+  return inOneLine(`${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`);
 }
 
 /**

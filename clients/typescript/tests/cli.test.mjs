@@ -100,6 +100,61 @@ test("what answers and is no relay is refused", async () => {
   assert.equal(answer.err, "relay-client: 200 unknown: no relay answered: '<html>'\n");
 });
 
+test("a stranger's mail drives no terminal and no CI from standard error", async () => {
+  const evil = "\\u001b[2J\\u009b31m\\u202e##vso[task.x]";
+  const entry = `"id":"1","from_address":"${evil}","subject":"${evil}","received_at":"2026-01-01T00:00:00Z"`;
+  const more = '"to":"a@b","size":1,"body_text":null,"body_html":null,"otp":null,"headers":{},"attachments":[]';
+  const message = `{${entry},${more},"links":["https://evil.example/\\n::error::${evil}"]}`;
+  const server = createServer((asked, response) =>
+    response.end(
+      asked.url?.includes("subject=none")
+        ? "null"
+        : asked.url?.includes("/wait?")
+          ? message
+          : `[{${entry}}]`,
+    ),
+  ).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const url = ["--url", `http://127.0.0.1:${port}`];
+  for (const words of [
+    ["link", "a@b", "/nope"],
+    ["code", "a@b"],
+    ["none", "a@b"],
+    ["wait", "a@b", "--subject", "none", "--timeout", "100ms"],
+    ["wait", "a@b", "--subject", "none\n::error::x\u009b", "--timeout", "100ms"],
+    ["wait", "a@b", "--timeout", "\u009b##vso[x]"],
+  ]) {
+    const { code, err } = await relayClient([...words, ...url]);
+    assert.ok(code === 1 || code === 2, err);
+    assert.match(err, /vso\[|none/);
+    assert.doesNotMatch(err, /\x1b|\x9b|\u202e|##vso\[|^\s*::/m);
+  }
+  server.close();
+  server.closeAllConnections();
+});
+
+test("no error has what opens an inbox", async () => {
+  const opens = '{"address":null,"session_token":"rs_secret"}';
+  const calls = [
+    ["wait", opens],
+    ["wait", ` ${opens}`],
+    ["wait", `'${opens}'`],
+    ["wait", '{"address":"a@b","session_token":"rs_secret'],
+    ["wait", '{"address":"a@b","session_token":"rs_secret\\n"}'],
+    ["wait", "rs_secret"],
+    ["wait", "a@b", opens],
+    ["close", "a@b", opens],
+    [opens],
+    ["inbox", "--token", "rs_secret\n"],
+  ];
+  for (const answer of await Promise.all(calls.map((words) => relayClient(words)))) {
+    assert.equal(answer.code, 2, answer.err);
+    assert.match(answer.err, /^relay-client: \S.*\n/);
+    assert.ok(!answer.err.includes("rs_secret"), answer.err);
+  }
+});
+
 test("what cannot be meant says so", async () => {
   const calls = [
     [],

@@ -6,6 +6,7 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { createServer as createSocketServer } from "node:net";
 import { test } from "node:test";
+import { gzipSync } from "node:zlib";
 import {
   NoSuchLink,
   NotDelivered,
@@ -22,6 +23,7 @@ import {
 const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url).href);
 const { smtpServerOf } = await inner("fixtures");
 const { MessageData } = await inner("records");
+const { quoted, visible } = await inner("errors");
 
 const relay = new Relay();
 const cases = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.url), "utf-8"));
@@ -260,13 +262,13 @@ test(
   }),
 );
 
-for (const { subject, links, finds, misses } of cases.links) {
+for (const { subject, links, found = links[0], finds, misses } of cases.links) {
   test(`both clients find the same links in ${subject}`, () => {
     const message = new MessageData(
       /** @type {any} */ ({ subject, links, headers: {}, attachments: [] }),
       () => /** @type {any} */ (null),
     );
-    for (const match of finds) assert.equal(message.link(match), links[0]);
+    for (const match of finds) assert.equal(message.link(match), found);
     for (const [match, text] of Object.entries(misses)) {
       assert.throws(() => message.link(match), { name: "NoSuchLink", message: text });
     }
@@ -292,6 +294,31 @@ test(
   }),
 );
 
+const MESSAGE = {
+  id: "1",
+  from_address: null,
+  to: "a@b",
+  subject: null,
+  received_at: "2026-01-01T00:00:00Z",
+  size: 1,
+  body_text: null,
+  body_html: null,
+  otp: null,
+  links: [],
+  headers: {},
+  attachments: [],
+};
+
+const INFO = {
+  version: "1",
+  smtp: null,
+  submission: null,
+  domains: [],
+  capture: false,
+  starttls: false,
+  public_url: "http://relay.example",
+};
+
 test("more than a page is listed whole", async () => {
   const ids = Array.from({ length: 450 }, (_, at) => String(at));
   let pages = 0;
@@ -300,20 +327,13 @@ test("more than a page is listed whole", async () => {
     fetch: async (input) => {
       const url = new URL(String(input));
       const id = /messages\/(\d+)$/.exec(url.pathname)?.[1];
-      if (id)
-        return Response.json({
-          id,
-          links: [],
-          headers: {},
-          attachments: [],
-          received_at: "2026-01-01T00:00:00Z",
-        });
+      if (id) return Response.json({ ...MESSAGE, id });
       pages += 1;
       const from = Number(url.searchParams.get("cursor") ?? 0);
       const next = `/api/v1/mailboxes/a@b/messages?limit=200&cursor=${from + 200}`;
       assert.equal(url.pathname, "/below/api/v1/mailboxes/a@b/messages");
       return Response.json(
-        ids.slice(from, from + 200).map((one) => ({ id: one })),
+        ids.slice(from, from + 200).map((one) => ({ ...MESSAGE, id: one })),
         { headers: from + 200 < ids.length ? { Link: `<${next}>; rel="next"` } : {} },
       );
     },
@@ -509,9 +529,170 @@ for (const { status, headers, body, error } of cases.no_relay) {
   });
 }
 
+for (const { text, visible: shown, quoted: inQuotes } of cases.texts) {
+  test(`both clients spell ${JSON.stringify(text)} alike`, () => {
+    assert.equal(visible(text), shown);
+    assert.equal(quoted(text), inQuotes);
+    assert.equal(visible(shown), shown);
+  });
+}
+
+/** @type {Record<string, (client: Relay) => Promise<unknown>>} */
+const CALLS = {
+  inbox: (client) => client.inbox(),
+  wait: (client) => client.mailbox("a@b").wait({ timeout: 100 }),
+  messages: (client) => client.mailbox("a@b").messages(),
+  send: (client) => client.send({ from: "a@b", to: "c@d" }),
+  outbound: (client) => client.outbound("x").entry(),
+  info: (client) => client.info(),
+};
+
+for (const { call, body, times = 1 } of cases.no_answers) {
+  test(`no relay says to ${call} ${body} ${times} times`, async () => {
+    const said = body.repeat(times);
+    const client = new Relay({ url: "http://x", fetch: async () => new Response(said) });
+    await assert.rejects(CALLS[call]?.(client) ?? Promise.resolve(), (error) => {
+      assert.ok(error instanceof Refused);
+      const start = `200 unknown: no relay answered: '${said.slice(0, 20)}`.slice(0, 50);
+      assert.ok(error.message.startsWith(start), error.message);
+      return true;
+    });
+  });
+}
+
+for (const { status, body, error } of cases.problems) {
+  test(`a refusal drives nothing: ${error}`, async () => {
+    const client = new Relay({ url: "http://x", fetch: async () => new Response(body, { status }) });
+    const { detail } = JSON.parse(body);
+    await assert.rejects(client.info(), { name: "Refused", message: error, detail });
+  });
+}
+
+/**
+ * @param {import("node:http").RequestListener} serve
+ * @param {(client: Relay, url: string) => Promise<void>} body
+ */
+async function serving(serve, body) {
+  const server = createServer(serve).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const url = `http://127.0.0.1:${portOf(server)}`;
+  const client = new Relay({ url, token: "rk_secret" });
+  try {
+    await body(client, url);
+  } finally {
+    await client.close();
+    server.close();
+    server.closeAllConnections();
+  }
+}
+
+test("what comes by and by is late", async () => {
+  await serving(
+    (_, response) => {
+      response.writeHead(200, { "Content-Length": 1_000_000 });
+      const drips = setInterval(() => response.write(" "), 50);
+      response.on("close", () => clearInterval(drips));
+    },
+    (client) =>
+      assert.rejects(
+        client.mailbox("a@b").wait({ timeout: 100 }),
+        /^Unreachable: .*\/wait \(for 5\.\d s: it takes too long\)/,
+      ),
+  );
+});
+
+test("a flood is cut off", async () => {
+  let sent = 0;
+  await serving(
+    (_, response) => {
+      const piece = Buffer.alloc(1 << 20, " ");
+      const more = () => {
+        while (!response.destroyed && response.write(piece)) sent += 1;
+        sent += 1;
+      };
+      response.on("drain", more);
+      more();
+    },
+    (client) =>
+      assert.rejects(client.mailbox("a@b").wait({ timeout: 100 }), {
+        name: "Refused",
+        message: "200 unknown: no relay answered: it says more than 32 MiB",
+      }),
+  );
+  assert.ok(sent < 96, `${sent} MiB`);
+});
+
+test("what is packed is not unpacked, and was not asked for", async () => {
+  const packed = gzipSync(Buffer.alloc(10_000_000, " "));
+  let accepts = /** @type {unknown} */ (null);
+  await serving(
+    (asked, response) => {
+      accepts = asked.headers["accept-encoding"];
+      response.writeHead(200, { "Content-Encoding": "gzip" }).end(packed);
+    },
+    (client) =>
+      assert.rejects(client.info(), /^Refused: 200 unknown: no relay answered: it comes as 'gzip'$/),
+  );
+  assert.equal(accepts, "identity");
+});
+
+for (const [count, pages] of /** @type {const} */ ([[0, 1], [1, 2]])) {
+  test(`a list of ${count} a page that leads to itself ends`, async () => {
+    let asked = 0;
+    await serving(
+      ({ url }, response) => {
+        if (!url?.includes("/messages?")) return response.end(JSON.stringify(MESSAGE));
+        asked += 1;
+        const next = "/api/v1/mailboxes/a@b/messages?limit=100&cursor=1";
+        response.setHeader("Link", `<${next}>; rel="next"`);
+        return response.end(JSON.stringify(Array(count).fill(MESSAGE)));
+      },
+      async (client) => {
+        assert.equal((await client.mailbox("a@b").messages()).length, count * pages);
+      },
+    );
+    assert.equal(asked, pages);
+  });
+}
+
+for (const next of ["http://localhost:9/x", "//localhost:9/x", "/\\localhost:9/x", "1/steal", "?x"]) {
+  test(`no token goes to another place: ${next}`, async () => {
+    /** @type {string[]} */
+    const asked = [];
+    const client = new Relay({
+      url: "http://relay.example",
+      token: "rk_secret",
+      fetch: async (input) => {
+        asked.push(String(input));
+        return Response.json([MESSAGE], { headers: { Link: `<${next}>; rel="next"` } });
+      },
+    });
+    await assert.rejects(client.mailbox("a@b").messages(), {
+      name: "Refused",
+      message: `200 unknown: no relay answered: its next page is at ${quoted(next)}`,
+    });
+    assert.equal(asked.length, 1);
+  });
+}
+
+test("no error drives anything", () => {
+  const evil = "\x1b[2J\x9b31m\u202e##vso[task.x]\n::error::x";
+  for (const error of [
+    new RelayError(evil),
+    new UnexpectedMail(evil),
+    new WaitTimeout("any mail", 1, "1 other came", [evil]),
+    new NotDelivered("failed", "sent", evil),
+    new Refused(422, evil, evil, [evil]),
+  ]) {
+    assert.ok(error.message.includes("vso[task.x]"));
+    assert.doesNotMatch(error.message, /\x1b|\x9b|\u202e|##vso\[|^\s*::/m);
+    assert.doesNotMatch(String(error.stack), /\x1b|\x9b|\u202e|##vso\[|^\s*::/m);
+  }
+});
+
 for (const { url, info, host, user, link } of cases.smtp_servers) {
   test(`an application is pointed where it reaches the relay: ${link}`, async () => {
-    const client = new Relay({ url, token: "x", fetch: async () => Response.json(info) });
+    const client = new Relay({ url, token: "x", fetch: async () => Response.json({ ...INFO, ...info }) });
     assert.deepEqual(await smtpServerOf(client, "sign up"), {
       host,
       port: 2525,
@@ -625,7 +806,7 @@ test("an answer of somebody in front who is busy is asked again", async () => {
       assert.equal(new Headers(init?.headers).get("Authorization"), null);
       const status = Number(answers.shift());
       return status === 200
-        ? Response.json({ version: "1", domains: [] })
+        ? Response.json(INFO)
         : new Response("busy", { status });
     },
   });

@@ -34,8 +34,10 @@ test.use({ inboxOptions: { ttl: 5, localPart: `failed-${Date.now()}` } });
 test("fails", async ({ inbox, relay, smtpServer }) => {
   if (smtpServer.user !== "fails") throw new Error(smtpServer.user);
   const [from, to, html] = ["a@shop.example", inbox.address, "<b>Hi</b><script>1</script>"];
-  await relay.send({ from, to, subject: "Hello", text: "code 271828 \\x1b[2J", html });
+  await relay.send({ from, to, subject: "Hello", text: "code 271828 \\x1b[2J\\n::error::x", html });
   await inbox.wait();
+  await relay.send({ from, to, subject: "##vso[task.x]\\u202e", html });
+  await inbox.waitMany(2);
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
 """
@@ -45,7 +47,7 @@ import { expect, test } from "relay-client/vitest";
 test("fails", async ({ inbox, relay, smtpServer }) => {
   expect(smtpServer.url).toMatch(/^smtp:..fails:secret@/);
   const [from, to] = ["a@shop.example", inbox.address];
-  await relay.send({ from, to, subject: "Hello", text: "code 271828" });
+  await relay.send({ from, to, subject: "##vso[task.x]", text: "code 271828\\n::error::x" });
   await inbox.wait();
   const headers = { Authorization: `Bearer ${process.env.RELAY_TOKEN}` };
   const path = `${process.env.RELAY_URL}/api/v1/mailboxes/${inbox.address}`;
@@ -84,8 +86,9 @@ def test_playwright(run: Run, clean: Path, chromium: str, relay: Relay) -> None:
     assert passed["attachments"] == []
     (failed,) = results["fails.spec.ts"]
     assert failed["status"] == "failed"
-    assert "waited 0.1 s for 'Reset'; 1 other came:" in failed["error"]["message"]
-    text, html = failed["attachments"]
+    assert "waited 0.1 s for 'Reset'; 2 others came:" in failed["error"]["message"]
+    text, html, other = failed["attachments"]
+    assert other["name"] == r"mail: \u0023#vso[task.x]\u202e"
     assert re.fullmatch(r"mail to failed-\d+@relay\.localhost", text["name"])
     assert "from a@shop.example: Hello\ncode: 271828" in _content(text)
     assert (html["name"], html["contentType"]) == ("mail: Hello", "text/html")
@@ -97,6 +100,9 @@ def test_playwright(run: Run, clean: Path, chromium: str, relay: Relay) -> None:
     assert "<iframe sandbox style=" in before
     assert shown.split() == ["<b>Hi</b><script>1</script>", '"></iframe>']
     assert r"\u001b[2J" in _content(text)
+    for said in (_content(text), failed["error"]["message"], done.stdout):
+        assert "##vso[" not in said
+        assert not re.search(r"^\s*::error::", said, re.MULTILINE)
 
 
 def _content(attachment: dict[str, Any]) -> str:
@@ -120,5 +126,6 @@ def test_vitest(run: Run, clean: Path) -> None:
     assert results["fails.test.ts"]["status"] == "failed"
     (message,) = results["fails.test.ts"]["failureMessages"]
     assert "waited 0.1 s for 'Reset'; 1 other came:" in message
-    assert "from a@shop.example: Hello\ncode: 271828" in done.stderr
+    assert "from a@shop.example: \\u0023#vso[task.x]\ncode: 271828" in done.stderr
+    assert not re.search(r"^\s*::error::|##vso\[", done.stdout + done.stderr, re.MULTILINE)
     assert "lives for 60 minutes" in done.stderr, "or as long if the run is killed"

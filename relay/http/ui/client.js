@@ -2,6 +2,9 @@
 
 class RelayError extends Error {
     name = "RelayError";
+    constructor(message, options) {
+        super(visible(message), options);
+    }
 }
 class Unreachable extends RelayError {
     name = "Unreachable";
@@ -25,8 +28,21 @@ class Refused extends RelayError {
         this.title = title;
     }
 }
+function visible(text) {
+    return text
+        .replaceAll("\r\n", "\n")
+        .replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, (one) => {
+        const code = (one.codePointAt(0) ?? 0).toString(16);
+        return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+    })
+        .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
+        .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
+}
+function inOneLine(text) {
+    return visible(text.replace(/[\n\r\t]/g, (one) => (one === "\n" ? "\\n" : one === "\r" ? "\\r" : "\\t")));
+}
 function quoted(text) {
-    const line = JSON.stringify(text).slice(1, -1).replaceAll('\\"', '"');
+    const line = inOneLine(text.replaceAll("\\", "\\\\"));
     return line.includes("'") && !line.includes('"')
         ? `"${line}"`
         : `'${line.replaceAll("'", "\\'")}'`;
@@ -34,6 +50,7 @@ function quoted(text) {
 
 const VERSION = "0.1.0";
 
+const REFUSAL = 1 << 20;
 class Caller {
     base;
     #headers;
@@ -43,7 +60,10 @@ class Caller {
         this.base = url.replace(/\/+$/, "");
         this.#headers = {
             Accept: "application/json",
-            ...(globalThis.process && { "User-Agent": `relay-client/${VERSION}` }),
+            ...(globalThis.process && {
+                "User-Agent": `relay-client/${VERSION}`,
+                "Accept-Encoding": "identity",
+            }),
             ...(token && { Authorization: `Bearer ${token}` }),
         };
         this.#fetch = fetch ?? globalThis.fetch.bind(globalThis);
@@ -53,7 +73,7 @@ class Caller {
         const values = Object.entries(query ?? {}).map(([name, value]) => [name, String(value)]);
         const asked = query ? `${path}?${new URLSearchParams(values)}` : path;
         let answer;
-        let bytes;
+        let read;
         try {
             answer = await this.#fetch(`${this.base}${asked}`, {
                 method,
@@ -70,35 +90,71 @@ class Caller {
             this.#heard?.(answer.headers);
             if (answer.ok)
                 return answer;
-            bytes = await answer.arrayBuffer();
+            read = await bytesOf(answer, REFUSAL);
         }
         catch (error) {
             throw new Unreachable(`the relay does not answer ${method} ${this.base}${path}`, {
                 cause: error,
             });
         }
-        const retryAfter = Number(answer.headers.get("Retry-After")) || 0;
-        const { status, headers: said } = answer;
-        throw refused(status, new Uint8Array(bytes), retryAfter, said.get("Location"));
+        throw refused({ status: answer.status, headers: answer.headers, ...read });
     }
 }
-function refused(status, bytes, retryAfter = 0, location = null) {
+async function bytesOf(answer, most) {
+    const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
+    if (packing.toLowerCase() !== "identity") {
+        await answer.body?.cancel().catch(() => { });
+        return { bytes: new Uint8Array(), fault: `it comes as ${quoted(packing)}` };
+    }
+    const pieces = [];
+    let size = 0;
+    const reader = answer.body?.getReader();
+    for (;;) {
+        const piece = (await reader?.read())?.value;
+        if (!piece)
+            break;
+        pieces.push(piece.subarray(0, most - size));
+        size += piece.length;
+        if (size > most)
+            break;
+    }
+    const bytes = new Uint8Array(Math.min(size, most));
+    let at = 0;
+    for (const piece of pieces) {
+        bytes.set(piece, at);
+        at += piece.length;
+    }
+    if (size <= most)
+        return { bytes };
+    await reader?.cancel().catch(() => { });
+    return { bytes, fault: `it says more than ${most >> 20} MiB` };
+}
+function refused(answer) {
+    const { status, headers, bytes, fault } = answer;
     try {
         const problem = JSON.parse(new TextDecoder().decode(bytes));
         const { type, detail, errors, title } = problem;
-        if (typeof type === "string" && typeof detail === "string") {
+        if (fault === undefined && typeof type === "string" && typeof detail === "string") {
             const each = Array.isArray(errors) ? errors.map(String) : [];
             const kind = type.split(/[:/]/).pop() ?? type;
-            return new Refused(status, kind, detail, each, retryAfter, String(title ?? ""));
+            return new Refused(status, kind, detail, each, retryAfter(headers), String(title ?? ""));
         }
     }
     catch {
     }
+    return noRelay(answer);
+}
+function noRelay({ status, headers, bytes, fault }, why = fault) {
+    const location = headers.get("Location");
     const leads = location !== null && status >= 300 && status < 400;
     const said = leads
         ? `it leads to ${location}`
-        : quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim());
-    return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter);
+        : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim()));
+    return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
+}
+function retryAfter(headers) {
+    const seconds = Number(headers.get("Retry-After"));
+    return seconds > 0 && seconds < Infinity ? seconds : 0;
 }
 
 export { Caller, Refused };

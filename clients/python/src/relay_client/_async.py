@@ -23,6 +23,7 @@ from relay_client._records import (
     parsed_checks,
     parsed_info,
 )
+from relay_client._text import visible
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ class AsyncInbox:
         return self.address
 
     def __repr__(self) -> str:
-        return f"<AsyncInbox {self.address}>"
+        return visible(f"<AsyncInbox {self.address}>")
 
     async def close(self, *, strict: bool = False) -> None:
         """End the inbox, and all that is in it.
@@ -323,7 +324,7 @@ class AsyncOutbound:
         self.recipient = recipient
 
     def __repr__(self) -> str:
-        return f"<AsyncOutbound {self.id}>"
+        return visible(f"<AsyncOutbound {self.id}>")
 
     @property
     def status(self) -> Awaitable[State]:

@@ -58,6 +58,7 @@ def connection(url: str | None, token: Token) -> Connection:
     if not host:
         raise RelayError(f"a relay's URL begins with http:// or https:// and a host: {url!r}")
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
+    headers["Accept-Encoding"] = "identity"  # what is packed may be a thousand times as much
     if token:
         if not token.isascii() or not token.isprintable():
             raise RelayError("the token has characters that no token has")
@@ -80,7 +81,7 @@ class _Jar(httpx.Cookies):
 
 
 # What httpx sends that changes nothing: every header costs both sides, call by call.
-_NEEDLESS = ("Accept-Encoding", "Connection")
+_NEEDLESS = ("Connection",)
 
 
 class _Lean:

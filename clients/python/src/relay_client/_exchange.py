@@ -7,12 +7,16 @@ not.
 
 Promises: a call that may be repeated is repeated while its relay is away or overloaded, up to its
 deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only where
-it never reached the relay.  What answers and is no relay is `Refused`, whatever it says.  Where the
-other side cannot be trusted, or speaks no TLS, the first try is the last.
+it never reached the relay.  What answers and is no relay is `Refused`, whatever it says
+(`relay_client._answers`).  Where the other side cannot be trusted, or speaks no TLS, the first try
+is the last.  A try ends in its time, and takes so many bytes and no more (`relay_client._bounds`).
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -22,6 +26,9 @@ from typing import Any, TypeVar, Union
 import anyio
 import httpx
 
+from relay_client._answers import Shape
+from relay_client._bounds import JSON_BYTES, LATE, Reader, within
+from relay_client._text import quoted
 from relay_client.errors import Refused, RelayError, Unreachable
 
 T = TypeVar("T")
@@ -34,7 +41,8 @@ RETRY_TIMEOUT = 10.0
 GRACE = 5.0
 """Seconds by which the answer to a wait may be late."""
 
-_REPLY = 30.0  # s until an answer begins
+_REPLY = 30.0  # s until an answer begins, or goes on
+_WHOLE = 120.0  # s until it has been read
 _CONNECT = 5.0  # s until there is a connection
 _LEAST = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
@@ -56,6 +64,30 @@ class ApiRequest:
     """Whether it may be repeated though it may have been heard."""
     within: float | None = None
     """Seconds that its caller can spare for it, where that is less than it may take by itself."""
+    most: int = JSON_BYTES
+    """Bytes that a good answer may have."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one request."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+    fault: str | None = None
+    """Why it is no relay's, where that is seen without reading it."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the status says so."""
+        return 200 <= self.status < 300
+
+    @property
+    def following(self) -> str | None:
+        """What `Link` says of the next page."""
+        found = re.search(r'<([^>]*)>; *rel="next"', self.headers.get("Link", ""))
+        return found and found[1]
 
 
 @dataclass(frozen=True)
@@ -70,7 +102,7 @@ Flow = Generator[Union[ApiRequest, Pause], Any, T]
 
 def call(
     request: ApiRequest | Callable[[], ApiRequest], deadline: float | None = None
-) -> Flow[httpx.Response]:
+) -> Flow[Answer]:
     """Make a call until it is answered; return the answer if it is a good one.
 
     `deadline` is of `time.monotonic()`; no try outlasts it, but for one that may keep its answer
@@ -89,7 +121,7 @@ def call(
         if bounded and one.long_poll is None:
             one = replace(one, within=max(_LEAST, deadline - time.monotonic()))
         try:
-            answer: httpx.Response = yield one
+            answer: Answer = yield one
         except httpx.TransportError as error:
             seconds = time.monotonic() - began
             where = _where(error.request.url)
@@ -106,11 +138,13 @@ def call(
                 one.idempotent or isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
             )
         else:
-            if answer.is_success:
+            if answer.is_good:
+                if answer.fault is not None:
+                    raise no_relay(answer)
                 return answer
             failure = refused(answer)
-            repeats = answer.status_code in _RETRYABLE_STATUSES and (
-                one.idempotent or answer.status_code == 429
+            repeats = answer.status in _RETRYABLE_STATUSES and (
+                one.idempotent or answer.status == 429
             )
             rest = max(pause, failure.retry_after)
         if not repeats or time.monotonic() + rest > deadline:
@@ -119,42 +153,53 @@ def call(
         pause = min(2 * pause, _LAST_PAUSE)
 
 
-def refused(answer: httpx.Response) -> Refused:
+def refused(answer: Answer) -> Refused:
     """Return what a relay said, or whatever stands in front of it."""
-    try:
-        problem = answer.json()
-        return Refused(
-            answer.status_code,
-            str(problem["type"]).rpartition(":")[2].rpartition("/")[2],
-            str(problem["detail"]),
-            [str(error) for error in problem.get("errors", ())],
-            _retry_after(answer),
-        )
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return _no_relay(answer)
+    problem = _read(answer)
+    if not isinstance(problem, dict):
+        return no_relay(answer)
+    kind, detail, errors = (problem.get(name) for name in ("type", "detail", "errors"))
+    if not isinstance(kind, str) or not isinstance(detail, str):
+        return no_relay(answer)
+    name = kind.rpartition(":")[2].rpartition("/")[2]
+    each = [str(one) for one in errors] if isinstance(errors, list) else []
+    return Refused(answer.status, name, detail, each, _retry_after(answer))
 
 
 def call_json(
-    request: ApiRequest | Callable[[], ApiRequest], deadline: float | None = None
+    request: ApiRequest | Callable[[], ApiRequest], shape: Shape, deadline: float | None = None
 ) -> Flow[Any]:
     """Make a call, and return what its answer says."""
-    return decoded((yield from call(request, deadline)))
+    return decoded((yield from call(request, deadline)), shape)
 
 
-def decoded(answer: httpx.Response) -> Any:
-    """Return what a good answer says; `Refused` if that is no JSON."""
-    try:
-        return answer.json()
-    except ValueError:
-        raise _no_relay(answer) from None
+def decoded(answer: Answer, shape: Shape) -> Any:
+    """Return what a good answer says; `Refused` if that is no JSON, or no relay's."""
+    found = _read(answer)
+    if found is _UNREAD or not shape(found):
+        raise no_relay(answer)
+    return found
 
 
-def _no_relay(answer: httpx.Response) -> Refused:
-    said = repr(answer.text[:200].strip())
-    if answer.has_redirect_location:
+_UNREAD = object()
+
+
+def _read(answer: Answer) -> Any:
+    if answer.fault is None:
+        try:
+            return json.loads(answer.content)
+        except (ValueError, RecursionError):
+            pass
+    return _UNREAD
+
+
+def no_relay(answer: Answer, fault: str | None = None) -> Refused:
+    """Return what is raised where no relay has answered."""
+    said = fault or answer.fault or quoted(answer.content[:200].decode("utf-8", "replace").strip())
+    if 300 <= answer.status < 400 and "Location" in answer.headers:
         said = f"it leads to {answer.headers['Location']}"
     detail = f"no relay answered: {said}"
-    return Refused(answer.status_code, "unknown", detail, retry_after=_retry_after(answer))
+    return Refused(answer.status, "unknown", detail, retry_after=_retry_after(answer))
 
 
 def _hopeless(error: BaseException) -> ssl.SSLError | None:
@@ -176,11 +221,12 @@ def _where(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode()}{path.decode()}"
 
 
-def _retry_after(answer: httpx.Response) -> float:
+def _retry_after(answer: Answer) -> float:
     try:
-        return float(answer.headers.get("Retry-After", "0"))
+        seconds = float(answer.headers.get("Retry-After", "0"))
     except ValueError:
         return 0.0
+    return seconds if 0.0 <= seconds < math.inf else 0.0
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> httpx.Request:
@@ -199,6 +245,51 @@ def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> htt
     )
 
 
+def _whole(request: ApiRequest) -> float:
+    """Seconds within which a try ends, whatever the other side does."""
+    if request.long_poll is not None:
+        return request.long_poll + GRACE
+    return _WHOLE if request.within is None else request.within
+
+
+def _send(http: httpx.Client, request: ApiRequest) -> Answer:
+    with within(_whole(request)):
+        response = http.send(_request(http, request), stream=True)
+        try:
+            reader = Reader(response.status_code, response.headers, request.most)
+            if reader.fault is None:
+                for piece in response.iter_raw():
+                    if not reader.takes(piece):
+                        break
+        finally:
+            response.close()
+    return _answer(response, reader)
+
+
+async def _send_async(http: httpx.AsyncClient, request: ApiRequest) -> Answer:
+    built = _request(http, request)
+    with anyio.move_on_after(_whole(request)):
+        response = await http.send(built, stream=True)
+        reader = Reader(response.status_code, response.headers, request.most)
+        try:
+            if reader.fault is None:
+                async for piece in response.aiter_raw():
+                    if not reader.takes(piece):
+                        # So that the next read fails, and ends all the generators that iterate.
+                        await response.aclose()
+        except httpx.TransportError:
+            if reader.fault is None:
+                raise
+        finally:
+            await response.aclose()
+        return _answer(response, reader)
+    raise httpx.ReadTimeout(LATE, request=built)
+
+
+def _answer(response: httpx.Response, reader: Reader) -> Answer:
+    return Answer(response.status_code, response.headers, reader.content(), reader.fault)
+
+
 def _failure(http: httpx.Client | httpx.AsyncClient, error: Exception) -> Exception:
     """Return what a flow is thrown: httpx has no error of its own for a client that is closed."""
     if isinstance(error, RuntimeError) and http.is_closed:
@@ -211,12 +302,13 @@ def drive(http: httpx.Client, flow: Flow[T]) -> T:
     try:
         step = next(flow)
         while True:
+            came: Answer | None
             try:
                 if isinstance(step, Pause):
                     time.sleep(step.seconds)
                     came = None
                 else:
-                    came = http.send(_request(http, step))
+                    came = _send(http, step)
             except (httpx.TransportError, RuntimeError) as error:
                 step = flow.throw(_failure(http, error))
             else:
@@ -231,12 +323,13 @@ async def drive_async(http: httpx.AsyncClient, flow: Flow[T]) -> T:
     try:
         step = next(flow)
         while True:
+            came: Answer | None
             try:
                 if isinstance(step, Pause):
                     await anyio.sleep(step.seconds)
                     came = None
                 else:
-                    came = await http.send(_request(http, step))
+                    came = await _send_async(http, step)
             except (httpx.TransportError, RuntimeError) as error:
                 step = flow.throw(_failure(http, error))
             else:

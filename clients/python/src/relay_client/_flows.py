@@ -10,6 +10,7 @@ import base64
 import math
 import mimetypes
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +21,20 @@ from types import MappingProxyType
 from typing import Union
 from urllib.parse import quote
 
-from relay_client._exchange import ApiRequest, Flow, Pause, call, call_json, decoded
+from relay_client import _answers
+from relay_client._bounds import RAW_BYTES
+from relay_client._exchange import (
+    Answer,
+    ApiRequest,
+    Flow,
+    Pause,
+    call,
+    call_json,
+    decoded,
+    no_relay,
+)
 from relay_client._records import JSON, OutboundEntry
+from relay_client._text import in_a_line, quoted
 from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -61,6 +74,10 @@ class InboxHandle:
             "GET", f"{self.path}{path}", params, headers=self.headers, long_poll=long_poll
         )
 
+    def get_raw(self, path: str) -> ApiRequest:
+        """Return a call that reads what is no JSON."""
+        return ApiRequest("GET", f"{self.path}{path}", headers=self.headers, most=RAW_BYTES)
+
     def delete(self, path: str = "") -> ApiRequest:
         """Return a call that removes."""
         return ApiRequest("DELETE", f"{self.path}{path}", headers=self.headers)
@@ -72,7 +89,8 @@ def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) ->
         raise RelayError(f"an inbox's ttl is a number of minutes, not {ttl!r}")
     body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
     body = {name: value for name, value in body.items() if value is not None}
-    made: JSON = yield from call_json(ApiRequest("POST", MAILBOXES, body=body, idempotent=False))
+    request = ApiRequest("POST", MAILBOXES, body=body, idempotent=False)
+    made: JSON = yield from call_json(request, _answers.INBOX)
     return made
 
 
@@ -156,7 +174,9 @@ def _next(
 
     while True:
         try:
-            found: JSON | None = yield from call_json(part, max(deadline, time.monotonic() + 1.0))
+            found: JSON | None = yield from call_json(
+                part, _answers.MESSAGE_OR_NONE, max(deadline, time.monotonic() + 1.0)
+            )
         except RelayError as error:
             # As another thread or task does that has given the test up.
             if not handle.closed:
@@ -180,8 +200,8 @@ def _is_finite(number: object) -> bool:
 
 def wanted(subject: str | None, sender: str | None, after: str | None) -> str:
     """Say in words what is waited for."""
-    words = [] if subject is None else [repr(subject)]
-    words += [] if sender is None else [f"mail from {sender!r}"]
+    words = [] if subject is None else [quoted(subject)]
+    words += [] if sender is None else [f"mail from {quoted(sender)}"]
     said = " ".join(words) or "any mail"
     return said if after is None else f"{said} after {after}"
 
@@ -193,7 +213,9 @@ def _in_vain(
     limit = min(len(found) + _OTHERS + 1, _PAGE)
     try:
         entries: list[JSON] = yield from call_json(
-            handle.get("/messages", {"limit": limit}), time.monotonic() + _LISTS_WITHIN
+            handle.get("/messages", {"limit": limit}),
+            _answers.LIST,
+            time.monotonic() + _LISTS_WITHIN,
         )
     except RelayError as error:
         return WaitTimeout(what, timeout, f"what came cannot be listed: {error}")
@@ -211,8 +233,8 @@ def _instead(count: int, some_found: bool) -> str:
 
 
 def _line(entry: JSON) -> str:
-    subject = "(no subject)" if entry["subject"] is None else repr(entry["subject"])
-    return f"{entry['received_at']} from {entry['from_address'] or '<>'}: {subject}"
+    subject = "(no subject)" if entry["subject"] is None else quoted(entry["subject"])
+    return in_a_line(f"{entry['received_at']} from {entry['from_address'] or '<>'}: {subject}")
 
 
 def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]:
@@ -222,34 +244,50 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
         params["q"] = q
     request = handle.get("/messages", params)
     ids: list[str] = []
+    seen = set[str]()
     while len(ids) < limit:
         answer = yield from call(request)
-        ids += [entry["id"] for entry in decoded(answer)]
-        following = answer.links.get("next", {}).get("url")
-        if following is None:
+        entries: list[JSON] = decoded(answer, _answers.LIST)
+        ids += [entry["id"] for entry in entries]
+        following = _following(answer)
+        if following is None or not entries or following in seen:
             break
+        seen.add(following)
         request = ApiRequest("GET", following, headers=handle.headers)
     found: list[JSON] = []
     for message_id in ids[:limit]:
-        found.append((yield from call_json(handle.get(f"/messages/{message_id}"))))
+        request = handle.get(f"/messages/{quote(message_id, safe='')}")
+        found.append((yield from call_json(request, _answers.MESSAGE)))
     return found
+
+
+def _following(answer: Answer) -> str | None:
+    """Return path and query of the next page, if there is one.
+
+    A relay names it from its root on, wherever that is: to another place no token goes.
+    """
+    following = answer.following
+    if following and not re.match(r"/(?![/\\])", following):
+        raise no_relay(answer, f"its next page is at {quoted(following[:200])}")
+    return following or None
 
 
 def raw(handle: InboxHandle, message_id: str) -> Flow[bytes]:
     """Fetch a message byte for byte."""
-    answer = yield from call(handle.get(f"/messages/{message_id}/raw"))
+    answer = yield from call(handle.get_raw(f"/messages/{message_id}/raw"))
     return answer.content
 
 
 def attachment(handle: InboxHandle, message_id: str, index: int) -> Flow[bytes]:
     """Fetch an attachment."""
-    answer = yield from call(handle.get(f"/messages/{message_id}/attachments/{index}"))
+    answer = yield from call(handle.get_raw(f"/messages/{message_id}/attachments/{index}"))
     return answer.content
 
 
 def checks(handle: InboxHandle, message_id: str) -> Flow[JSON]:
     """Fetch what the world would say of a message."""
-    found: JSON = yield from call_json(handle.get(f"/messages/{message_id}/checks"))
+    request = handle.get(f"/messages/{message_id}/checks")
+    found: JSON = yield from call_json(request, _answers.CHECKS)
     return found
 
 
@@ -284,7 +322,8 @@ def send(
         "attachments": [_encoded(one) for one in attachments],
     }
     key = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-    sent = yield from call_json(ApiRequest("POST", "/api/v1/messages/send", body=body, headers=key))
+    request = ApiRequest("POST", "/api/v1/messages/send", body=body, headers=key)
+    sent = yield from call_json(request, _answers.SENT)
     queued: list[JSON] = sent["messages"]
     return queued
 
@@ -307,7 +346,7 @@ def _encoded(given: NewAttachment) -> JSON:
 def outbound(message_id: str, deadline: float | None = None) -> Flow[OutboundEntry]:
     """Look at a message that was sent."""
     request = ApiRequest("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
-    found: OutboundEntry = yield from call_json(request, deadline)
+    found: OutboundEntry = yield from call_json(request, _answers.OUTBOUND, deadline)
     return found
 
 
@@ -329,5 +368,5 @@ def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
 
 def info() -> Flow[JSON]:
     """Ask where the relay takes mail."""
-    found: JSON = yield from call_json(ApiRequest("GET", "/api/v1/info"))
+    found: JSON = yield from call_json(ApiRequest("GET", "/api/v1/info"), _answers.INFO)
     return found

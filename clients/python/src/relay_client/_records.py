@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypedDict
-from urllib.parse import urlsplit
 
+from relay_client._links import is_like
+from relay_client._text import in_a_line, quoted, visible
 from relay_client.errors import NoSuchLink
 
 JSON = dict[str, Any]
@@ -74,7 +75,7 @@ class Headers(Mapping[str, str]):
         return len(self._fields)
 
     def __repr__(self) -> str:
-        return f"Headers({self._fields!r})"
+        return visible(f"Headers({self._fields!r})")
 
 
 class MessageData:
@@ -103,18 +104,20 @@ class MessageData:
 
         A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any
         other is a part of path and query (`/reset`); a pattern is searched for in the whole link.
-        Without one it is the first link of all.
+        Without one it is the first link of all.  What has a host that not everybody reads alike is
+        like none but a pattern.
         """
         for link in self.links:
             if match is None or _matches(link, match):
                 return link
-        listed = "".join(f"\n  {link}" for link in self.links) or " none"
-        what = "" if match is None else f" like {getattr(match, 'pattern', match)!r}"
-        where = "a message without a subject" if self.subject is None else repr(self.subject)
+        listed = "".join(f"\n  {in_a_line(link)}" for link in self.links) or " none"
+        what = "" if match is None else f" like {quoted(str(getattr(match, 'pattern', match)))}"
+        where = "a message without a subject" if self.subject is None else quoted(self.subject)
         raise NoSuchLink(f"no link{what} in {where}; its links:{listed}")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.subject!r} from {self.sender}>"
+        subject = None if self.subject is None else quoted(self.subject)
+        return in_a_line(f"<{type(self).__name__} {subject} from {self.sender}>")
 
 
 def id_of(message: MessageData | str | None) -> str | None:
@@ -125,11 +128,7 @@ def id_of(message: MessageData | str | None) -> str | None:
 def _matches(link: str, match: str | re.Pattern[str]) -> bool:
     if not isinstance(match, str):
         return match.search(link) is not None
-    parts = urlsplit(link)
-    if "." in match and "/" not in match:
-        host = (parts.hostname or "").lower()
-        return host == match.lower() or host.endswith(f".{match.lower()}")
-    return match in link[len(f"{parts.scheme}://{parts.netloc}") :]
+    return is_like(link, match)
 
 
 class AttachmentData:
@@ -144,19 +143,28 @@ class AttachmentData:
         self.content_id: str | None = found["content_id"]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.filename!r} {self.content_type} {self.size} bytes>"
+        name = None if self.filename is None else quoted(self.filename)
+        return in_a_line(f"<{type(self).__name__} {name} {self.content_type} {self.size} bytes>")
 
 
-@dataclass(frozen=True)
-class Check:
+class _Shown:
+    """A record whose `repr` has what strangers said as errors have it."""
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return visible(f"{type(self).__name__}({found})")
+
+
+@dataclass(frozen=True, repr=False)
+class Check(_Shown):
     """What SPF, DKIM or DMARC says: a `result` of its RFC, and why."""
 
     result: str
     detail: str
 
 
-@dataclass(frozen=True)
-class Finding:
+@dataclass(frozen=True, repr=False)
+class Finding(_Shown):
     """Something that receivers or readers would mind."""
 
     id: str
@@ -164,8 +172,8 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True)
-class Checks:
+@dataclass(frozen=True, repr=False)
+class Checks(_Shown):
     """Whether the world would take a message."""
 
     spf: Check
@@ -195,8 +203,8 @@ def parsed_checks(found: JSON) -> Checks:
     )
 
 
-@dataclass(frozen=True)
-class Info:
+@dataclass(frozen=True, repr=False)
+class Info(_Shown):
     """Where a relay takes mail: `host:port` each, None for what it does not serve."""
 
     version: str

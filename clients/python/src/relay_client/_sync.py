@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from relay_client import _flows
+from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
 from relay_client._exchange import Flow, drive
 from relay_client._flows import InboxHandle, NewAttachment
@@ -22,6 +23,7 @@ from relay_client._records import (
     parsed_checks,
     parsed_info,
 )
+from relay_client._text import visible
 
 T = TypeVar("T")
 
@@ -39,7 +41,7 @@ class Relay:
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = Client(**where.arguments)
+        self._http = bounded(Client(**where.arguments))
 
     def __enter__(self) -> Relay:
         return self
@@ -142,7 +144,7 @@ class Inbox:
         return self.address
 
     def __repr__(self) -> str:
-        return f"<Inbox {self.address}>"
+        return visible(f"<Inbox {self.address}>")
 
     def close(self, *, strict: bool = False) -> None:
         """End the inbox, and all that is in it.
@@ -280,7 +282,7 @@ class Outbound:
         self.recipient = recipient
 
     def __repr__(self) -> str:
-        return f"<Outbound {self.id}>"
+        return visible(f"<Outbound {self.id}>")
 
     @property
     def status(self) -> State:

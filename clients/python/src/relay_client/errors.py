@@ -1,15 +1,28 @@
 """The errors of this client.
 
-All of it is a `RelayError`; each text says what was asked for and what came instead.
+All of it is a `RelayError`; each text says what was asked for and what came instead.  What others
+have said is spelt in it where it could drive a terminal, or whoever runs CI (`relay_client._text`);
+attributes have it as it was said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from relay_client._text import visible
+
 
 class RelayError(Exception):
     """Anything that this client raises on its own."""
+
+    def __str__(self) -> str:
+        return visible(self._said())
+
+    def __repr__(self) -> str:
+        return visible(super().__repr__())
+
+    def _said(self) -> str:
+        return super().__str__()
 
 
 class Unreachable(RelayError):
@@ -39,7 +52,7 @@ class Refused(RelayError):
         self.errors = tuple(errors)
         self.retry_after = retry_after
 
-    def __str__(self) -> str:
+    def _said(self) -> str:
         more = [error for error in self.errors if error != self.detail]
         return f"{self.status} {self.problem}: {' '.join([self.detail, *more])}"
 
@@ -61,7 +74,7 @@ class WaitTimeout(RelayError, TimeoutError):
         self.others = tuple(others)
         """A line for each message that came and was not waited for, the newest first."""
 
-    def __str__(self) -> str:
+    def _said(self) -> str:
         listed = "".join(f"\n  {other}" for other in self.others)
         said = f"{self.instead}:{listed}" if listed else self.instead
         return f"waited {self.timeout:g} s for {self.wanted}; {said}"
@@ -81,7 +94,7 @@ class NotDelivered(RelayError):
         self.error = error
         """What the other side said, if it said something."""
 
-    def __str__(self) -> str:
+    def _said(self) -> str:
         why = f": {self.error}" if self.error else ""
         return f"the message is {self.status}, and will not be {self.wanted}{why}"
 

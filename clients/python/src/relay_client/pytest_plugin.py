@@ -27,14 +27,13 @@ from relay_client import Inbox, Info, Refused, Relay, RelayError
 from relay_client._connect import is_loopback
 from relay_client._saying import Missing, Progress
 from relay_client._started import running, started, stop
+from relay_client._text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHOWN = 20  # messages of a report
 _MOST = 4000  # characters of a message's text there
-_DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_COMMANDS = re.compile(r"^(\s*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
 _TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it ends it
 
 
@@ -247,10 +246,10 @@ def smtp_server(request: pytest.FixtureRequest, relay: Relay, _relay_info: Info)
 
 def smtp_server_of(url: str, info: Info, test: str) -> SmtpServer:
     """Return where a relay at `url`, which says this of itself, takes the mail of a test."""
-    if info.smtp is None:
+    found = re.fullmatch(r"\[?(.*?)\]?:(\d+)", info.smtp or "")
+    if found is None:
         raise RelayError("this relay takes no mail by SMTP")
-    host, _, port = info.smtp.rpartition(":")
-    host = host.strip("[]")
+    host, port = found[1], found[2]
     url_host = urlsplit(url).hostname or host
     # A relay that listens at all addresses names one by which its own machine reaches it.
     if is_loopback(host) and not is_loopback(url_host):
@@ -273,7 +272,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     if report.when == "teardown" or not report.failed or inbox is None:
         return
     text = _arrived(inbox)
-    title = f"Mail to {inbox.address}"
+    title = visible(f"Mail to {inbox.address}")
     if hasattr(report.longrepr, "addsection"):
         report.longrepr.addsection(title, text)  # which is in JUnit's report, too
     else:
@@ -300,16 +299,4 @@ def _arrived(inbox: Inbox) -> str:
         links = "".join(f"\nlink: {link}" for link in message.links[:10])
         body = (message.text or message.html or "").strip()[:_MOST]
         parts.append(f"{head}{code}{links}\n\n{body}")
-    return _visible("\n\n----\n\n".join(parts))
-
-
-def _visible(text: str) -> str:
-    """Return text with what could drive a terminal, or whoever runs CI and reads it, as `\\uNNNN`.
-
-    GitHub Actions obeys lines that begin with `::error::` and its like, Azure Pipelines
-    `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
-    """
-    shown = _DRIVES.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
-    return _COMMANDS.sub(
-        lambda found: f"{found[1]}\\u003a" if found[1] is not None else "\\u0023", shown
-    )
+    return visible("\n\n----\n\n".join(parts))

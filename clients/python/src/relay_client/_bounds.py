@@ -1,0 +1,135 @@
+"""What the answer to one try may take: time and bytes, whoever gives it.
+
+httpx's own limits are for each read, so that whoever sends a byte now and then is read for ever.
+Where calls block, nothing but the read itself can end it: the streams below a client are wrapped,
+and each read and write is given what is left of its thread's time.  The asynchronous client has
+AnyIO's scopes for that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from relay_client._text import quoted
+
+LATE = "it takes too long"
+JSON_BYTES = 32 << 20
+"""More than a message's texts, headers and links can have in JSON (a million characters each)."""
+
+RAW_BYTES = 256 << 20
+"""Ten times the largest message that a relay takes unless its operator allows more."""
+
+REFUSAL_BYTES = 1 << 20
+
+_PIECE = 16384  # bytes that are written at a time, so that the time is looked at in between
+
+_now = threading.local()
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Have what this thread reads and writes in the block end in so many seconds."""
+    _now.until = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _now.until = None
+
+
+def bounded(http: httpx.Client) -> httpx.Client:
+    """Return a client whose calls end as `within` says.
+
+    httpx has no public way to this: one whose inner names are others keeps its own limits, which a
+    test finds.
+    """
+    for transport in (http._transport, *http._mounts.values()):
+        pool = getattr(transport, "_pool", None)
+        backend = getattr(pool, "_network_backend", None)
+        if backend is not None:
+            pool._network_backend = _Backend(backend)  # type: ignore[union-attr]
+    return http
+
+
+def _left(timeout: float | None, late: type[httpx.TimeoutException]) -> float | None:
+    until = getattr(_now, "until", None)
+    if until is None:
+        return timeout
+    left: float = until - time.monotonic()
+    if left <= 0:
+        raise late(LATE)
+    return left if timeout is None else min(timeout, left)
+
+
+class _Backend:
+    """Stands before httpcore's `NetworkBackend`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def connect_tcp(self, *args: Any, **more: Any) -> _Stream:
+        return _Stream(self._inner.connect_tcp(*args, **more))
+
+    def connect_unix_socket(self, *args: Any, **more: Any) -> _Stream:
+        return _Stream(self._inner.connect_unix_socket(*args, **more))
+
+    def sleep(self, seconds: float) -> None:
+        self._inner.sleep(seconds)
+
+
+class _Stream:
+    """Stands before its `NetworkStream`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        came: bytes = self._inner.read(max_bytes, _left(timeout, httpx.ReadTimeout))
+        return came
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        for start in range(0, len(buffer), _PIECE):
+            piece = buffer[start : start + _PIECE]
+            self._inner.write(piece, _left(timeout, httpx.WriteTimeout))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def start_tls(self, *args: Any, **more: Any) -> _Stream:
+        return _Stream(self._inner.start_tls(*args, **more))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+class Reader:
+    """Collects the pieces of a body, up to a number of bytes.
+
+    One that is packed is not unpacked: how much it would become is not seen before.
+    """
+
+    def __init__(self, status: int, headers: httpx.Headers, most: int) -> None:
+        self._most = most if 200 <= status < 300 else REFUSAL_BYTES
+        self._pieces: list[bytes] = []
+        self._left = self._most
+        packing = headers.get("Content-Encoding", "identity")
+        self.fault = None if packing.lower() == "identity" else f"it comes as {quoted(packing)}"
+        """Why this is no relay's answer, if it is none."""
+
+    def takes(self, piece: bytes) -> bool:
+        """Take a piece, and tell whether more may come."""
+        if self._left >= 0:
+            self._pieces.append(piece)
+        self._left -= len(piece)
+        if self._left < 0:
+            self.fault = f"it says more than {self._most >> 20} MiB"
+        return self._left >= 0
+
+    def content(self) -> bytes:
+        """Return what has come, up to that."""
+        return b"".join(self._pieces)[: self._most]

@@ -1,0 +1,49 @@
+r"""Strangers' texts, as errors and reports show them: to be read, and to drive nothing.
+
+What a mail says, or whoever answers in a relay's place, ends up on terminals and in the logs of CI.
+What neither shows is spelt there (`\u001b`): control characters, those that turn the direction of a
+text, and those that have no width.  So are the first characters of what CI obeys.  GitHub Actions
+obeys lines that begin with `::error::` and its like, and `##[…]` anywhere; Azure Pipelines
+`##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
+
+The TypeScript client does the same in errors.ts; clients/cases.json holds both to it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DRIVES = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+_COMMANDS = re.compile(
+    r"^([^\S\n]*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE | re.IGNORECASE
+)
+_ENDS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def visible(text: str) -> str:
+    """Return a text of several lines, with all that could drive its reader spelt."""
+    shown = _DRIVES.sub(_spelt, text.replace("\r\n", "\n"))
+    return _COMMANDS.sub(
+        lambda found: f"{found[1]}\\u003a" if found[1] is not None else "\\u0023", shown
+    )
+
+
+def in_a_line(text: str) -> str:
+    """Return the same on one line."""
+    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], text))
+
+
+def quoted(text: str) -> str:
+    """Return the same on one line and in quotes."""
+    line = in_a_line(text.replace("\\", "\\\\"))
+    if "'" in line and '"' not in line:
+        return f'"{line}"'
+    return "'" + line.replace("'", "\\'") + "'"
+
+
+def _spelt(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\u{{{number:x}}}"

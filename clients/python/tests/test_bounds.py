@@ -1,0 +1,186 @@
+"""Answers that have no end, or lead elsewhere: each call ends, in little memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import anyio
+import pytest
+
+from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable
+
+Serve = Callable[[socket.socket, bytes], None]
+
+_HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+
+
+@contextmanager
+def _serving(serve: Serve) -> Iterator[tuple[str, list[bytes]]]:
+    """Serve each connection in a thread of its own: the URL, and what was asked."""
+    asked: list[bytes] = []
+
+    def meet(peer: socket.socket) -> None:
+        with peer, suppress(OSError):
+            request = peer.recv(65536)
+            asked.append(request)
+            serve(peer, request)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=meet, args=(peer,), daemon=True).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def _waits(url: str, client: str) -> None:
+    if client == "sync":
+        with Relay(url, "rk_secret") as relay:
+            relay.mailbox("a@b").wait(timeout=0.2)
+        return
+
+    async def wait() -> None:
+        async with AsyncRelay(url, "rk_secret") as relay:
+            await relay.mailbox("a@b").wait(timeout=0.2)
+
+    anyio.run(wait, backend=client)
+
+
+clients = pytest.mark.parametrize("client", ["sync", "asyncio", "trio"])
+
+
+def _trickle(head: bytes, drop: bytes) -> Serve:
+    def serve(peer: socket.socket, request: bytes) -> None:
+        peer.sendall(head)
+        waits = threading.Event()
+        while not waits.wait(0.02):
+            peer.sendall(drop)
+
+    return serve
+
+
+@clients
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [
+        (_HEAD + b"Content-Length: 1000000\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        (b"", b"HTTP/1.1 103 x\r\n\r\n"),
+    ],
+    ids=["body", "header", "hints"],
+)
+def test_what_comes_by_and_by_is_late(
+    monkeypatch: pytest.MonkeyPatch, client: str, head: bytes, drop: bytes
+) -> None:
+    """A byte now and then does not make a wait last for ever, wherever in the answer it stands."""
+    monkeypatch.setattr("relay_client._exchange.GRACE", 0.2)
+    with _serving(_trickle(head, drop)) as (url, _):
+        with pytest.raises(Unreachable, match=r"/messages/wait \(for "):
+            _waits(url, client)
+
+
+@clients
+def test_a_flood_is_cut_off(client: str) -> None:
+    """The rest of what is more than any message has is not taken."""
+    sent = 0
+
+    def serve(peer: socket.socket, request: bytes) -> None:
+        nonlocal sent
+        peer.sendall(_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        piece = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+        while True:
+            peer.sendall(piece)
+            sent += 1
+
+    with _serving(serve) as (url, _):
+        with pytest.raises(Refused, match="no relay answered: it says more than 32 MiB"):
+            _waits(url, client)
+    assert sent < 64
+
+
+@clients
+def test_what_is_packed_is_not_unpacked(client: str) -> None:
+    """Nobody asked for it: it may become a thousand times as much."""
+    body = gzip.compress(b" " * 10_000_000)
+    head = b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with _serving(lambda peer, _: peer.sendall(_HEAD + head + body)) as (url, asked):
+        with pytest.raises(Refused, match="no relay answered: it comes as 'gzip'"):
+            _waits(url, client)
+    assert b"accept-encoding: identity" in asked[0].lower()
+
+
+_ENTRY = {"id": "1", "from_address": None, "subject": None, "received_at": "2026-01-01T00:00:00Z"}
+_MESSAGE: dict[str, object] = {
+    **_ENTRY,
+    **dict.fromkeys(("body_text", "body_html", "otp")),
+    "links": [],
+    "attachments": [],
+    "to": "a@b",
+    "size": 1,
+    "headers": {},
+}
+
+
+def _pages(entries: list[object], following: str) -> Serve:
+    def serve(peer: socket.socket, request: bytes) -> None:
+        is_list = b"/messages?" in request
+        body = json.dumps(entries if is_list else _MESSAGE).encode()
+        link = b'Link: <%s>; rel="next"\r\n' % following.encode() if is_list else b""
+        peer.sendall(_HEAD + link + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    return serve
+
+
+@pytest.mark.parametrize(("count", "pages"), [(0, 1), (1, 2)])
+def test_a_list_that_leads_to_itself_ends(count: int, pages: int) -> None:
+    """After the page that names itself, and after one with nothing on it."""
+    same = "/api/v1/mailboxes/a@b/messages?limit=100&cursor=1"
+    with _serving(_pages([_ENTRY] * count, same)) as (url, asked), Relay(url, "x") as relay:
+        found = relay.mailbox("a@b").messages()
+    assert len(found) == count * pages
+    assert len([one for one in asked if b"/messages?" in one]) == pages
+
+
+@pytest.mark.parametrize(
+    "following",
+    ["http://127.0.0.1:{}/x", "//127.0.0.1:{}/x", "/\\\\127.0.0.1:{}/x", "1/steal", "?x"],
+)
+def test_no_token_goes_to_another_place(following: str) -> None:
+    """The next page is the relay's own: nobody else is asked, and hears the token."""
+    with _serving(lambda peer, _: None) as (foreign, heard):
+        elsewhere = following.format(foreign.rpartition(":")[2])
+        with _serving(_pages([_ENTRY], elsewhere)) as (url, asked), Relay(url, "x") as relay:
+            with pytest.raises(Refused) as refused:
+                relay.mailbox("a@b").messages()
+    assert str(refused.value).startswith("200 unknown: no relay answered: its next page is at '")
+    assert (len(heard), len(asked)) == (0, 1)
+
+
+def test_what_is_sent_to_who_reads_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing has the same end as reading."""
+    monkeypatch.setattr("relay_client._exchange._WHOLE", 0.5)
+    monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
+
+    def serve(peer: socket.socket, request: bytes) -> None:
+        waits = threading.Event()
+        while not waits.wait(0.02) and peer.recv(4096):
+            pass
+
+    with _serving(serve) as (url, _), Relay(url, "x") as relay:
+        with pytest.raises(RelayError, match=re.escape("does not answer POST")):
+            relay.send(from_="a@b", to="c@d", attachments=[("a", bytes(20_000_000))])

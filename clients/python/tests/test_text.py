@@ -1,0 +1,69 @@
+"""What strangers said, as it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import CASES
+
+from relay_client import NotDelivered, RelayError, UnexpectedMail, WaitTimeout
+from relay_client._records import AttachmentData, Check, Finding, Headers, MessageData
+from relay_client._text import quoted, visible
+
+_EVIL = "\x1b[2J\x9b31m\u202e##vso[task.x]\n::error::x"
+
+
+@pytest.mark.parametrize("case", CASES["texts"], ids=lambda case: ascii(case["text"]))
+def test_both_clients_spell_the_same(case: dict[str, Any]) -> None:
+    """What drives a terminal or CI, and nothing else; once spelt it stays as it is."""
+    assert visible(case["text"]) == case["visible"]
+    assert quoted(case["text"]) == case["quoted"]
+    assert visible(case["visible"]) == case["visible"]
+
+
+def _message() -> MessageData:
+    found: dict[str, Any] = {
+        **dict.fromkeys(("to", "size", "body_text", "body_html", "otp")),
+        "id": "1",
+        "from_address": _EVIL,
+        "subject": _EVIL,
+        "received_at": "2026-01-01T00:00:00Z",
+        "links": [],
+        "headers": {},
+    }
+    return MessageData(found)
+
+
+def _attachment() -> AttachmentData:
+    found = {"index": 0, "filename": _EVIL, "content_type": _EVIL, "size": 1, "content_id": None}
+    return AttachmentData(found)
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        repr(_message()),
+        repr(_attachment()),
+        repr(Headers({"Subject": _EVIL})),
+        repr(Check("none", _EVIL)),
+        repr(Finding("x", "bad", _EVIL)),
+        str(RelayError(_EVIL)),
+        repr(RelayError(_EVIL)),
+        str(UnexpectedMail(_EVIL)),
+        str(WaitTimeout("any mail", 1, "1 other came", [_EVIL])),
+        str(NotDelivered("failed", "sent", _EVIL)),
+    ],
+    ids=lambda shown: str(shown)[:20],
+)
+def test_no_error_and_no_repr_drives_anything(shown: str) -> None:
+    """Of a message, of what came with it, of what is said about it."""
+    assert "vso[task.x]" in shown
+    assert not {"\x1b", "\x9b", "\u202e"} & set(shown)
+    assert "##vso[" not in shown
+    assert not any(line.lstrip().startswith("::") for line in shown.splitlines())
+
+
+def test_many_blank_lines_are_looked_through_once() -> None:
+    """A line that begins with blanks is no reason to look at all that follow it."""
+    assert visible("\n" * 200_000 + "::x").endswith("\n\\u003a:x")

@@ -1,0 +1,94 @@
+/**
+ * What a relay's answers look like: what is otherwise was said by no relay.
+ *
+ * A shape is a function that tells whether a value has it.  Only what this client reads is looked at,
+ * so a relay may say more than its clients know.  The Python client has the same (_answers.py).
+ */
+
+type Shape = (value: unknown) => boolean;
+
+const text: Shape = (value) => typeof value === "string";
+const maybeText: Shape = (value) => value === null || text(value);
+const number: Shape = (value) => typeof value === "number";
+const truth: Shape = (value) => typeof value === "boolean";
+const time: Shape = (value) => text(value) && !Number.isNaN(Date.parse(value as string));
+
+/** One that a header can carry. */
+const token: Shape = (value) =>
+  value === null || (typeof value === "string" && /^[\x20-\x7e]+$/.test(value));
+
+const every =
+  (shape: Shape): Shape =>
+  (value) =>
+    Array.isArray(value) && value.every(shape);
+
+const record =
+  (shapes: Record<string, Shape>): Shape =>
+  (value) =>
+    typeof value === "object" &&
+    value !== null &&
+    Object.entries(shapes).every(([name, shape]) => shape((value as Record<string, unknown>)[name]));
+
+const texts = every(text);
+
+const fields: Shape = (value) =>
+  record({})(value) && Object.values(value as object).every((one) => text(one) || texts(one));
+
+export const INBOX = record({ address: text, session_token: token });
+
+export const LIST = every(
+  record({ id: text, from_address: maybeText, subject: maybeText, received_at: time }),
+);
+
+export const MESSAGE = record({
+  id: text,
+  from_address: maybeText,
+  to: text,
+  subject: maybeText,
+  received_at: time,
+  size: number,
+  body_text: maybeText,
+  body_html: maybeText,
+  otp: maybeText,
+  links: texts,
+  headers: fields,
+  attachments: every(
+    record({
+      index: number,
+      filename: maybeText,
+      content_type: text,
+      size: number,
+      content_id: maybeText,
+    }),
+  ),
+});
+
+/** A message, or null where none came. */
+export const MESSAGE_OR_NONE: Shape = (value) => value === null || MESSAGE(value);
+
+const check = record({ result: text, detail: text });
+
+export const CHECKS = record({
+  spf: check,
+  dkim: check,
+  dmarc: check,
+  score: number,
+  reasons: texts,
+  findings: every(record({ id: text, severity: text, text })),
+});
+
+export const SENT = record({ messages: every(record({ id: text, recipient: maybeText })) });
+
+export const OUTBOUND = record({ id: text, status: text, error: maybeText });
+
+export const INFO = record({
+  version: text,
+  smtp: maybeText,
+  submission: maybeText,
+  domains: texts,
+  capture: truth,
+  starttls: truth,
+  public_url: text,
+});
+
+export type { Shape };
