@@ -999,6 +999,33 @@ def test_a_place_far_down_is_kept_and_keys_go_on_from_what_is_read(
         assert visit.errors == []
 
 
+def test_the_row_of_a_message_that_an_address_leads_to_is_in_sight(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """Also where its list was left elsewhere, beside another; a reload leaves the list there."""
+    many = 120
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        fill(relay, address, many)
+        page = signed_in(visit, relay, f"mail/{address}")
+        first = letter(page, 1).get_by_role("link").get_attribute("href")
+        load(page, many)
+        letter(page, many).get_by_role("link").click()
+        expect(page.locator("#message-subject")).to_have_text(f"letter {many}")
+        scroller = page.locator("#messages")
+        assert scroller.evaluate("it => it.scrollTop") > 0
+        page.goto("about:blank")
+        page.goto(f"{relay.run['http']}/{first}")
+        expect(letter(page, 1)).to_be_in_viewport()
+        expect(page.locator("#message-subject")).to_have_text("letter 1")
+        scroller.evaluate("(it, top) => it.scrollTo(0, top)", 60 * ROW)
+        expect(letter(page, 61)).to_be_in_viewport()
+        page.reload()
+        expect(letter(page, 61)).to_be_in_viewport()
+        assert scroller.evaluate("it => it.scrollTop") == 60 * ROW
+        assert visit.errors == []
+
+
 def test_a_page_that_is_not_secure_copies_and_says_why_it_is_silent(
     browse: Browse, tmp_path: Path, axe: str
 ) -> None:

@@ -160,6 +160,10 @@ def test_every_view_is_reached_at_a_glance(relay: RelayProcess, browse: Browse, 
             expect(page.locator("html")).to_have_attribute("lang", code)
             expect(page.locator("#views a")).to_have_count(9)
             assert page.evaluate(_CUT_OFF) == []
+            rows = 3 if (size, code) == ("phone", "de") else 2  # of 44 px, under a finger
+            header = page.locator("header").bounding_box()
+            assert header is not None
+            assert header["height"] < rows * 44 + 22
             assert visit.overflow() <= 0
         expect(page.locator("#outbound")).to_be_visible()
         page.locator("#states [data-key=bounced]").click()
