@@ -36,7 +36,7 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
   const [from, to, html] = ["a@shop.example", inbox.address, "<b>Hi</b><script>1</script>"];
   await relay.send({ from, to, subject: "Hello", text: "code 271828 \\x1b[2J\\n::error::x", html });
   await inbox.wait();
-  await relay.send({ from, to, subject: "##vso[task.x]\\u202e", html });
+  await relay.send({ from, to, subject: "#".repeat(2) + "vso[task.x]\\u202e", html });
   await inbox.waitMany(2);
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
@@ -47,7 +47,7 @@ import { expect, test } from "relay-client/vitest";
 test("fails", async ({ inbox, relay, smtpServer }) => {
   expect(smtpServer.url).toMatch(/^smtp:..fails:secret@/);
   const [from, to] = ["a@shop.example", inbox.address];
-  await relay.send({ from, to, subject: "##vso[task.x]", text: "code 271828\\n::error::x" });
+  await relay.send({ from, to, subject: "#".repeat(2) + "vso[task.x]", text: "code 271828\\n::error::x" });
   await inbox.wait();
   const headers = { Authorization: `Bearer ${process.env.RELAY_TOKEN}` };
   const path = `${process.env.RELAY_URL}/api/v1/mailboxes/${inbox.address}`;
