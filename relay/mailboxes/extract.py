@@ -20,6 +20,7 @@ import html
 import re
 from collections.abc import Iterator
 from itertools import chain
+from urllib.parse import quote
 
 _TEXT_LIMIT = 20_000  # characters looked at for a code
 _SHORT = 4096  # characters, in which words for a code are looked for before any candidate
@@ -311,6 +312,11 @@ _ACTION = re.compile(
 )
 _WEB = ("http://", "https://")
 _BREAKS = re.compile(r"[\r\n\t]")
+# What a link has percent-encoded, as browsers do it: what ends it where it is read in a text, what
+# drives a terminal, and what turns the direction of a text or is not seen in it.
+_UNSEEN = re.compile(
+    '[\x00-\x20"<>`\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]'
+)
 _ENDS_A_SENTENCE = frozenset(".,;:!?*_~'\"»”’…。，")
 _MAY_BE_TRIMMED = _ENDS_A_SENTENCE | set(")]")
 # No character has a number of eight digits; zeros in front are nobody's spelling.
@@ -385,9 +391,26 @@ def _hrefs(markup: str) -> Iterator[str]:
         written = match[match.lastindex or 0]
         # Anything but http can be an image of a megabyte: the scheme is looked at first.
         if written.startswith(_WEB) or _is_web(unescape(written[:100]).lstrip()):
-            link = _BREAKS.sub("", unescape(written).strip())
+            link = _as_browsers_read(unescape(written).strip())
             if link.startswith(_WEB) or _is_web(link):
                 yield link
+
+
+def _as_browsers_read(link: str) -> str:
+    """A link of markup with what browsers change in it: none may be read otherwise elsewhere.
+
+    Line breaks and tabs are dropped, and a backslash before "?" and "#" is a slash (WHATWG's URL
+    standard): `https://evil.example\\@shop.example/` is at evil.example.
+    """
+    link = _BREAKS.sub("", link)
+    if "\\" in link:
+        end = min(at for at in (link.find("?"), link.find("#"), len(link)) if at >= 0)
+        link = link[:end].replace("\\", "/") + link[end:]
+    return _encoded(link)
+
+
+def _encoded(link: str) -> str:
+    return _UNSEEN.sub(lambda match: quote(match[0]), link)
 
 
 def _is_web(link: str) -> bool:
@@ -401,7 +424,8 @@ def is_action(link: str) -> bool:
 
 
 def _link_of(match: re.Match[str]) -> str:
-    return _trimmed(match[0])
+    link = _trimmed(match[0])
+    return link if link.isascii() else _encoded(link)
 
 
 def _trimmed(link: str) -> str:

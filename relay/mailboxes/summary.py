@@ -570,7 +570,10 @@ def _decoded(value: str) -> str:
 _BRACKETED = re.compile(r"<([^<>]*)>")
 _WORD = re.compile(r"[^\s,;:<>]+")
 _QUOTED = re.compile(r'"[^"]*"?')
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f]+")
+# C0, DEL, C1, what turns the direction of a text, and blanks that take no room.
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]+"
+)
 _MAX_LOCAL, _MAX_DOMAIN = 200, 255
 
 

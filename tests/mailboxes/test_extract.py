@@ -122,6 +122,37 @@ def test_puts_links_that_act_first():
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "link"),
+    [
+        (r"https://evil.example\@shop.example/a", "https://evil.example/@shop.example/a"),
+        (r"https://evil.example/a?b=\#\c", r"https://evil.example/a?b=\#\c"),
+        ("https://shop.ex\tample/\r\na\n", "https://shop.example/a"),
+        (
+            "https://a.example/&#155;2J\x9b31m\x1b[2J",
+            "https://a.example/%C2%9B2J%C2%9B31m%1B[2J",
+        ),
+        ("https://a.example/ ##vso[a]", "https://a.example/%20##vso[a]"),
+        (
+            "https://a.example/\u202emoc.knab\u2066\xa0\u200b",
+            "https://a.example/%E2%80%AEmoc.knab%E2%81%A6%C2%A0%E2%80%8B",
+        ),
+        ("https://a.example/<b>`", "https://a.example/%3Cb%3E%60"),
+        ("https://a.example/é/%41 b", "https://a.example/é/%41%20b"),
+    ],
+)
+def test_lists_links_as_browsers_read_them(written, link):
+    """What would be read otherwise elsewhere, drives a terminal, or is not seen, is spelt so."""
+    assert find_links("", f'<a href="{written}">x</a>') == [link]
+
+
+def test_spells_what_is_not_seen_in_links_of_text():
+    """They go through the same hands."""
+    assert find_links("At https://a.example/\x9b2J\u202eb .", "") == [
+        "https://a.example/%C2%9B2J%E2%80%AEb"
+    ]
+
+
 def test_ignores_other_schemes():
     """Only http and https are links."""
     markup = '<a href="javascript:alert(1)">x</a><a href="mailto:a@b.example">y</a>'

@@ -194,6 +194,14 @@ def test_decodes_encoded_words(encoded, decoded):
     assert "\n" not in subject
 
 
+@pytest.mark.parametrize("character", ["\x1b", "\x9b", "\u202e", "\u2066", "\u061c", "\u200b"])
+def test_an_address_and_its_name_turn_no_text(character):
+    """Neither controls nor what would have them read backwards is in From's address and name."""
+    raw = f"From: Ba{character}nk <x{character}elpmaxe@evil.example>\n\nhi".encode()
+    summary = summarise(raw)
+    assert (summary.from_address, summary.from_name) == ("xelpmaxe@evil.example", "Bank")
+
+
 @pytest.mark.parametrize(
     ("disposition", "name"),
     [

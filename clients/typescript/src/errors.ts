@@ -107,7 +107,7 @@ export function visible(text: string): string {
   return text
     .replaceAll("\r\n", "\n")
     .replace(
-      /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu,
+      /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu,
       (one) => {
         const code = (one.codePointAt(0) ?? 0).toString(16);
         return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;

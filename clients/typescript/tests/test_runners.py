@@ -47,7 +47,8 @@ import { expect, test } from "relay-client/vitest";
 test("fails", async ({ inbox, relay, smtpServer }) => {
   expect(smtpServer.url).toMatch(/^smtp:..fails:secret@/);
   const [from, to] = ["a@shop.example", inbox.address];
-  await relay.send({ from, to, subject: "#".repeat(2) + "vso[task.x]", text: "code 271828\\n::error::x" });
+  const subject = "#".repeat(2) + "vso[task.x]";
+  await relay.send({ from, to, subject, text: "code 271828\\n::error::x" });
   await inbox.wait();
   const headers = { Authorization: `Bearer ${process.env.RELAY_TOKEN}` };
   const path = `${process.env.RELAY_URL}/api/v1/mailboxes/${inbox.address}`;

@@ -2,7 +2,8 @@ r"""Strangers' texts, as errors and reports show them: to be read, and to drive 
 
 What a mail says, or whoever answers in a relay's place, ends up on terminals and in the logs of CI.
 What neither shows is spelt there (`\u001b`): control characters, those that turn the direction of a
-text, and those that have no width.  So are the first characters of what CI obeys.  GitHub Actions
+text, and those that have no width (not the joiners U+200C and U+200D, which scripts and emoji are
+written with).  So are the first characters of what CI obeys.  GitHub Actions
 obeys lines that begin with `::error::` and its like, and `##[…]` anywhere; Azure Pipelines
 `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 
 _DRIVES = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
 _COMMANDS = re.compile(
