@@ -3,7 +3,8 @@
 Demand flows backwards: the sender says `Credit`, the claimer claims at most that much and hands it
 on as one `Deliver`.  A claim that was filled to the brim is followed by the next at once, but
 messages are read in between.  Part of the room is kept for high priority, so that what a backlog of
-other mail has taken is never in the way of a one-time code.
+other mail has taken is never in the way of a one-time code; and part of it for destinations of
+which little is in hand, so that neither is what has gone to one that stalls.
 
 It looks again when something says so: a notification (another node, or `relay.send` in somebody's
 transaction), a `Due` message (this node queued or deferred something), the next due time known,
@@ -29,8 +30,9 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from collections import Counter as Counts
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -180,6 +182,8 @@ class _Claimer:
         self._book = LaneBook()
         self._room = 0
         self._kept = 0  # of the room, for high priority
+        self._spare = 0  # of the room, for lanes of which little is in hand
+        self._held: dict[int, int] = {}  # by lane, what is in the sender's hands
         self._high_due = False  # somebody said so, and what was claimed since had none
         self._look = True  # a survey is wanted
         self._recover = True  # what an incarnation before this one claimed in vain, too
@@ -216,10 +220,16 @@ class _Claimer:
 
     def _read(self, message: Any) -> None:
         match message:
-            case Credit(count, fresh, kept):
+            case Credit(count, fresh, kept, spare, lanes):
                 self._room = count if fresh else self._room + count
                 if kept is not None:
                     self._kept = kept
+                if spare is not None:
+                    self._spare = spare
+                if fresh:
+                    self._held = dict(lanes)
+                else:
+                    self._left(lanes)
                 if fresh:
                     self._gates.start_afresh()
             case Due(due_lanes, announce):
@@ -237,6 +247,14 @@ class _Claimer:
                     self._gates.reopen()
             case SweepNow():
                 self._sweep_at = -math.inf
+
+    def _left(self, lanes: Sequence[tuple[int, int]]) -> None:
+        """So many of these lanes are in the sender's hands no more."""
+        held = self._held
+        for lane, count in lanes:
+            left = held.pop(lane, 0) - count
+            if left > 0:
+                held[lane] = left
 
     # Looking and claiming -------------------------------------------------------------------------
 
@@ -304,9 +322,15 @@ class _Claimer:
         """Claim once and hand it on; False if there was nothing to ask for."""
         if self._limited:
             await self._lease(at)
-        room = min(self._room, _MOST)
-        kept = max(self._kept - (self._room - room), 0)
-        plan = self._book.plan(room, at, self._allowance(), kept=kept)
+        plan = self._book.plan(
+            self._room,
+            at,
+            self._allowance(),
+            most=_MOST,
+            kept=self._kept,
+            spare=self._spare,
+            held=self._held,
+        )
         if not plan:
             return False
         began = trio.current_time()
@@ -322,6 +346,8 @@ class _Claimer:
                 raise
         if batch.messages:
             self._room -= len(batch.messages)
+            for lane, count in Counts(message.lane for message in batch.messages).items():
+                self._held[lane] = self._held.get(lane, 0) + count
             if self._gates:
                 for message in batch.messages:
                     self._gates.claimed(message.lane)

@@ -13,6 +13,7 @@ is taken back long before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -103,13 +104,16 @@ class Credit:
 
     A count of 0 is worth a look, too: what was closed may be open again.
     `fresh`: this is all the credit there is, whatever was said before (the sender or the claimer
-    has just started).  `kept`: so much of all the credit is for high priority; None: as was said
-    last.
+    has just started).  `kept`: so much of all the credit is for high priority, and `spare` for
+    lanes of which little is in hand; None: as was said last.  `lanes`: how many of each lane have
+    left the sender's hands since it said so last, or, if `fresh`, are in them.
     """
 
     count: int
     fresh: bool = False
     kept: int | None = None
+    spare: int | None = None
+    lanes: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)

@@ -390,12 +390,13 @@ class _Sender:
             return  # it would go unsigned, or to who wants none now; `await_knowledge` grants
         if self._ctx.paused:
             if fresh:
-                self._say(Credit(0, fresh=True))
+                self._say(Credit(0, fresh=True, lanes=self._custody.held()))
             return
         held = len(self._custody) + len(self._finaliser)
         said = self._demand.grant(held, fresh=fresh, still=still)
         if said is not None:
-            self._say(Credit(said.room, fresh, said.kept))
+            lanes = self._custody.held() if fresh else self._custody.left()
+            self._say(Credit(said.room, fresh, said.kept, said.spare, lanes))
 
     @property
     def _knows(self) -> bool:

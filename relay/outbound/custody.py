@@ -19,6 +19,7 @@ one place that has it.  Pure: instants are handed in, on Trio's clock.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -96,6 +97,7 @@ class Custody:
         """What to add to an instant for seconds of the database's epoch."""
         self.ended = 0
         """Deliveries that have ended, until somebody sets it to 0."""
+        self._left: list[int] = []  # the lanes of what has left
         self.leaving = False
         """Nothing more is begun, so nobody has to hear what could be."""
 
@@ -122,11 +124,14 @@ class Custody:
         job = self._jobs.get(key)
         if job is None:
             if self._recorder.fence_anew(message.id, message.fence, lost=message.lost):
+                self._left.append(message.lane)
                 return None
         elif not job.lost or job.on_the_wire:
+            self._left.append(job.message.lane)
             job.message, job.leased_until, job.lost = message, leased_until, False
             return None
-        # Else it was broken off, or will be dropped.
+        else:  # it was broken off, or will be dropped
+            self._left.append(job.message.lane)
         job = self._jobs[key] = Job(message, leased_until, now)
         if not job.priority:
             self._right_of_way.arrived(message.id, now)
@@ -242,7 +247,20 @@ class Custody:
         if self._jobs.get(job.key) is not job:
             return False
         del self._jobs[job.key]
+        self._left.append(job.message.lane)
         return True
+
+    # What is here ---------------------------------------------------------------------------------
+
+    def left(self) -> Sequence[tuple[int, int]]:
+        """How many of each lane have left since this was asked last."""
+        left, self._left = self._left, []
+        return tuple(Counts(left).items())
+
+    def held(self) -> Sequence[tuple[int, int]]:
+        """How many of each lane are here; `left` begins anew."""
+        self._left.clear()
+        return tuple(Counts(job.message.lane for job in self._jobs.values()).items())
 
     def _waits_again(self, job: Job, now: float, delay: float) -> None:
         due_at = datetime.fromtimestamp(now + self.epoch, UTC) + timedelta(seconds=delay)

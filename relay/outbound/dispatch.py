@@ -9,6 +9,9 @@ Promises, each with the name of what keeps it
 - Turns (`_wanted_elsewhere`): lines take turns, and so do the destinations of a line.
 - Half of a line (`has_its_half`): while others wait in its line, no destination gets more than
   half of the line's connections, high mail included.
+- Half until one ends (`has_half_unproven`): a destination gets no more than half of a line before
+  one of its deliveries has ended, whatever others have widened it to; anew whenever nothing of it
+  was under way.
 - Kept from an owner (`_kept_from_owner`, `_kept_from_owner_in_all`): no owner's deliveries that
   hang take a line or all places, whatever their priority, to however many destinations and over
   however many routes.  Who has half of them does not get the last ones, of 32:
@@ -134,6 +137,7 @@ class Line(Generic[J, W]):
     __slots__ = (
         "_all",
         "_busy",
+        "_ended",
         "_owners",
         "_passed",
         "_wait_for",
@@ -178,6 +182,7 @@ class Line(Generic[J, W]):
         )
         self._passed = [0] * len(PRIORITIES)  # how often others went before what waits
         self._busy: dict[str, int] = {}
+        self._ended: set[str] = set()  # of what is under way, of which something has ended
         self._owners: dict[Hashable, int] = {}  # places that each has
         self._wait_for: dict[Hashable, int] = {}  # jobs of each that wait
         self._all = all_lines
@@ -267,17 +272,21 @@ class Line(Generic[J, W]):
             return (1, 0, 2)
         return (0, 1, 2)
 
-    def _pop(self, priority: int, half: int, most: float, barred: Collection[Hashable]) -> J | None:
+    def _pop(
+        self, priority: int, half: int, unproven: int, most: float, barred: Collection[Hashable]
+    ) -> J | None:
         """Take the next job of a priority whose destination and owner may have a place.
 
-        A destination may have `half` while others wait, and `most` in any case.
+        A destination may have `half` while others wait, `unproven` before anything of it has
+        ended, and `most` in any case.
         """
         queues = self._waiting[priority]
         for domain, queue in queues.items():
             busy = self._busy.get(domain, 0)
             kept_from_destination = busy >= most
+            has_half_unproven = busy >= unproven and domain not in self._ended
             has_its_half = busy >= half and self._others_wait(domain)
-            if kept_from_destination or has_its_half:
+            if kept_from_destination or has_half_unproven or has_its_half:
                 continue
             if not barred:
                 job = queue.popleft()
@@ -332,6 +341,7 @@ class Line(Generic[J, W]):
             busy[domain] = left
         else:
             del busy[domain]
+            self._ended.discard(domain)
         if (left := owners[owner] - 1) > 0:
             owners[owner] = left
         else:
@@ -463,11 +473,15 @@ class Dispatch(Generic[J, W]):
             line._wait_for.get(owner, 0) for line in {place.line for place in self._begun} - moving
         )
 
-    def answered(self, line: Line[J, W], now: float) -> bool:
-        """A peer has answered, whatever it said.  True if the line is wider now."""
+    def answered(self, line: Line[J, W], domain: str, now: float) -> bool:
+        """A peer has answered, whatever it said of a domain.  True if more may begin now."""
         line.moved_at = now
+        more = False
+        if domain not in line._ended and (busy := line._busy.get(domain)):
+            line._ended.add(domain)
+            more = busy >= _half_of(self.full)
         if line.width >= self.full:
-            return False
+            return more
         line.width += 1
         return True
 
@@ -599,6 +613,10 @@ class Dispatch(Generic[J, W]):
             half = max(min(line.width, self.full) // 2, 1)
             if busy.get(domain, 0) - (domain == before) >= half:
                 return None
+        if domain not in line._ended and (
+            busy.get(domain, 0) - (domain == before) >= _half_of(self.full)
+        ):
+            return None
         queue = queues[domain]
         job = queue.popleft()
         if queue:
@@ -611,6 +629,8 @@ class Dispatch(Generic[J, W]):
             place.domain = domain
             _add(busy, before, -1)
             _add(busy, domain, 1)
+            if before not in busy:
+                line._ended.discard(before)
         del self._begun[place]
         self._begun[place] = now  # the last of them
         return job
@@ -703,7 +723,7 @@ class Dispatch(Generic[J, W]):
                 half = max(min(width, full) // 2, 1)
                 last_ones = line.workers >= self.full - self._of_destination
                 most = _half_of(self.full) if last_ones else math.inf
-                job = line._pop(priority, half, most, barred)
+                job = line._pop(priority, half, _half_of(self.full), most, barred)
                 if job is not None:
                     return job
         return None

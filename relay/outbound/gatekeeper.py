@@ -119,7 +119,7 @@ class Gatekeeper:
     def learn(
         self, line: Line[Job, Any], job: Job, outcome: Outcome, began_at: float, now: float
     ) -> bool:
-        """Learn of the route and of the destination from an outcome; True if the line is wider."""
+        """Learn of the route and of the destination from an outcome; True if more may begin now."""
         if outcome.verdict is Verdict.DELIVERED:
             line.took(now - began_at)
         else:
@@ -129,13 +129,13 @@ class Gatekeeper:
                 self._trouble(line, job, outcome, now)
                 return False
         # It answered, whatever it said.
-        wider = self._dispatch.answered(line, now)
+        more = self._dispatch.answered(line, job.domain, now)
         if self._gates:
             for key in _on_the_way(line, job):
                 gate = self._gates.find(key)
                 if gate is not None:
                     gate.good()
-        return wider
+        return more
 
     def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
         opening = outcome.phase in _OPENING

@@ -11,6 +11,9 @@ Promises
 - Lanes of one priority take turns with equal shares (deficit round-robin: what a lane was promised
   and did not get is kept for its next turn).
 - A lane that is not allowed anything (throttled) is not asked for, so its backlog costs nothing.
+- No lane takes all the room: the last of it (`spare`) is for lanes of which little is in hand.  So
+  a burst to a site that stalls leaves room for what comes for others, and several such bursts leave
+  some, each less.  Where there is one lane it gets all the rest, which is no less for that.
 - What a survey found is forgotten only by a later survey, and a wake-up that arrives while a
   survey is under way is kept.
 
@@ -32,17 +35,22 @@ Why the row of relay.senders, and not the upstream that it names: whoever mends 
 row of it, and its new mail waits for nothing that the old one met.  A lane costs one index probe a
 survey and an entry of the book, and is there only while something is queued in it; an owner has as
 many to a domain as senders with an upstream of their own, and one.  Two lanes with one number (64
-bits of a hash: among a million lanes, once in 37 million cases) would take turns as one.  Pure.
+bits of a hash: among a million lanes, once in 37 million cases) would take turns as one.
+
+Why a share of what is free, and not of all: who comes next is not known, and a fixed part for each
+lane would idle where there are few.  Switches share the memory of their ports so (dynamic
+thresholds: Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).  Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
@@ -54,6 +62,7 @@ GUARANTEE = 20
 """A lower priority that has something due gets at least one delivery in so many."""
 
 _MOST_ASKS = 64  # index probes that one claim may cost
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 def lane_of(owner: UUID, domain: str, sender: UUID | None = None) -> int:
@@ -89,6 +98,37 @@ class DueLane(NamedTuple):
 def any_high(due_lanes: Iterable[DueLane]) -> bool:
     """Whether high mail is among what is due."""
     return any(due_lane.priority == 0 for due_lane in due_lanes)
+
+
+def most_for(free: int, spare: int, held: int) -> int:
+    """How many more of a lane may be claimed with room for `free`, while `held` of it are in hand.
+
+    All but the spare room, as anybody; of the spare room as far as it then has no more in hand than
+    twice what stays free, and one if it has nothing.
+    """
+    return max(free - spare, (2 * free - held) // 3, 0 if held else min(free, 1), 0)
+
+
+class _Room:
+    """The room that a plan fills, and what each lane has of it."""
+
+    __slots__ = ("_asked", "_held", "_spare", "free")
+
+    def __init__(self, free: int, spare: int, held: Mapping[int, int]) -> None:
+        self.free = free
+        self._spare = spare
+        self._held = held
+        self._asked: dict[int, int] = {}
+
+    def most(self, lane: int) -> int:
+        """How many more of a lane there may be."""
+        held = self._held.get(lane, 0) + self._asked.get(lane, 0)
+        return most_for(self.free, self._spare, held)
+
+    def take(self, lane: int, count: int) -> None:
+        """A lane gets so much."""
+        self.free -= count
+        self._asked[lane] = self._asked.get(lane, 0) + count
 
 
 @dataclass(slots=True)
@@ -149,29 +189,40 @@ class LaneBook:
 
     def plan(
         self,
-        capacity: int,
+        free: int,
         at: datetime,
         allowance: Callable[[int, str], int | None] | None = None,
         *,
+        most: int | None = None,
         kept: int = 0,
+        spare: int = 0,
+        held: Mapping[int, int] = _NOTHING,
     ) -> list[Ask]:
-        """Say what to claim with room for `capacity` messages, at `at` of the database's clock.
+        """Say what to claim with room for `free` messages, at `at` of the database's clock.
 
         `allowance(lane, domain)` says how many more messages a lane may be given now (None: any).
+        `most`: no more than so many in all, None: as many as there is room for.
         `kept`: so much of the room is for high priority; of it the others get what they are
         guaranteed while there is any, and nothing else.
+        `spare`: so much of the room is for lanes of which little is in hand, by `most_for`; `held`:
+        how many of each lane are.
         """
-        if capacity < 1:
+        if free < 1:
             return []
         self._planned_at = self._wakes
-        turns = [self._turns(ring, at, allowance) for ring in self._rings]
+        capacity = free if most is None else min(free, most)
+        kept_of_capacity = max(kept - (free - capacity), 0)
+        room = _Room(free, spare, held)
+        turns = [self._turns(self._rings[0], at, allowance, room)]
+        if not turns[0]:
+            room.free -= kept
+            capacity -= kept_of_capacity
+            if capacity < 1:
+                return []
+        turns += [self._turns(ring, at, allowance, room) for ring in self._rings[1:]]
         present = [priority for priority, turn in enumerate(turns) if turn]
         if not present:
             return []
-        if present[0] != 0:
-            capacity -= kept
-            if capacity < 1:
-                return []
         # What the lower ones are guaranteed; the highest that is there gets the rest.
         quotas = dict.fromkeys(present, 0)
         left = capacity
@@ -185,14 +236,17 @@ class LaneBook:
         for priority in present:
             asked = 0
             if quotas[priority]:
-                for ask in self._share(self._rings[priority], turns[priority], quotas[priority]):
+                ring = self._rings[priority]
+                for ask in self._share(ring, turns[priority], quotas[priority], room):
                     asked += ask.limit
                     plan.append(ask)
-            spare = quotas[priority] - asked
+            left_over = quotas[priority] - asked
             if priority == 0:
-                spare = max(spare - kept, 0)
-            if spare and (below := [p for p in present if p > priority]):
-                quotas[below[0]] += spare  # destinations with a limit leave room for others
+                left_over = max(left_over - kept_of_capacity, 0)
+                if left_over:
+                    room.free -= kept  # else the others get what they are guaranteed, of any room
+            if left_over and (below := [p for p in present if p > priority]):
+                quotas[below[0]] += left_over  # destinations with a limit leave room for others
         return plan
 
     def took(
@@ -246,10 +300,11 @@ class LaneBook:
         ring: OrderedDict[int, _Entry],
         at: datetime,
         allowance: Callable[[int, str], int | None] | None,
+        room: _Room,
     ) -> list[tuple[_Entry, int | None]]:
         turns: list[tuple[_Entry, int | None]] = []
         for entry in ring.values():
-            if entry.floor <= at:
+            if entry.floor <= at and room.most(entry.lane):
                 allowed = allowance(entry.lane, entry.domain) if allowance else None
                 if allowed is None or allowed > 0:
                     turns.append((entry, allowed))
@@ -262,6 +317,7 @@ class LaneBook:
         ring: OrderedDict[int, _Entry],
         turns: list[tuple[_Entry, int | None]],
         quota: int,
+        room: _Room,
     ) -> list[Ask]:
         # Deficit round-robin: the quantum is one lane's part of this claim, rounded up.  Whoever
         # the room ends at keeps the rest of its quantum, and its place at the front.
@@ -269,15 +325,17 @@ class LaneBook:
         limits = dict.fromkeys((entry.lane for entry, _ in turns), 0)
         left = quota
         progress = True
-        while left and progress:  # more than once only where destinations have limits
+        while left and progress:  # more than once only where lanes have limits
             progress = False
             for entry, allowed in turns:
                 if not left:
                     break
                 if not entry.deficit:
                     entry.deficit = quantum
-                room = left if allowed is None else min(left, allowed - limits[entry.lane])
-                given = min(entry.deficit, room)
+                given = min(entry.deficit, left, room.most(entry.lane))
+                if allowed is not None:
+                    given = min(given, allowed - limits[entry.lane])
+                room.take(entry.lane, given)
                 limits[entry.lane] += given
                 left -= given
                 progress = progress or given > 0

@@ -421,7 +421,7 @@ class Workers:
             while hand.job is not None:
                 if way is None:
                     await self._give_way(hand.job, trio.current_time())
-                    await self._loop(hand.job)
+                    await self._loop(place, hand.job)
                     hand.job = self._next(place)
                 else:
                     hand.job = await self._send(place, way, hand.job, hand)
@@ -449,7 +449,7 @@ class Workers:
             await self._way_is_free.park()
         return trio.current_time()
 
-    async def _loop(self, job: Job) -> None:
+    async def _loop(self, place: Place[Job, Way], job: Job) -> None:
         """Deliver into a mailbox of this relay."""
         if wait := self._loopback.wait():
             # Not begun, so it counts as no attempt: it waits for as long as that takes.
@@ -462,6 +462,8 @@ class Workers:
         message = job.message
         deadline = self._custody.deliver_by(job)
         outcome = await self._loopback.deliver(mail, message.id, message.recipient, deadline)
+        if self._dispatch.answered(place.line, job.domain, trio.current_time()):
+            self.spread()
         self._settle(job, outcome, began_at)
 
     async def _send(

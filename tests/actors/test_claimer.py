@@ -184,6 +184,32 @@ async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
     assert len(claims.claimed) == 6
 
 
+async def test_a_burst_to_one_destination_leaves_room_for_the_next(pool, virtual):
+    """None of it has ended, and what comes for another is claimed at once; once some has ended, as
+    much of it follows."""
+    await put(pool, *(f"u{number}@a.example" for number in range(20)))
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Credit(12, spare=4, lanes=()))
+        await claims.get(8)
+        await claims.rest(virtual)
+        assert len(claims.claimed) == 8
+        await put(pool, "u@b.example")
+        claims.box.send_nowait(Wake())
+        await claims.get(9)
+        await claims.rest(virtual)
+        assert [message.domain for message in claims.claimed] == ["a.example"] * 8 + ["b.example"]
+        lane = claims.claimed[0].lane
+        claims.box.send_nowait(Credit(4, lanes=((lane, 3), (claims.claimed[8].lane, 1))))
+        await claims.get(12)
+        await claims.rest(virtual)
+        assert [message.domain for message in claims.claimed[9:]] == ["a.example"] * 3
+        # A sender that starts anew holds what it says.
+        claims.box.send_nowait(Credit(4, fresh=True, spare=4, lanes=((lane, 2),)))
+        await claims.get(14)
+        await claims.rest(virtual)
+        assert len(claims.claimed) == 14
+
+
 async def test_who_waits_for_high_mail_hears_that_there_is_none(pool):
     """Another node has taken it, or its destination is in trouble."""
     async with claiming(pool) as claims:

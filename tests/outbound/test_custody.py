@@ -98,6 +98,30 @@ def test_what_is_settled_is_reported_once_with_its_fence(house: House):
     assert house.custody.ended == 1
 
 
+def test_each_message_that_came_leaves_its_lane_once(house: House):
+    """However it leaves, and also where it came twice: who claims counts each that was claimed."""
+    custody = house.custody
+    came = [another(domain="a.example") for _ in range(5)] + [another(domain="b.example")]
+    jobs = [house.take(message) for message in came]
+    a, b = came[0].lane, came[-1].lane
+    assert dict(custody.held()) == {a: 5, b: 1}
+    assert custody.left() == ()
+    custody.settle(jobs[0], DELIVERED, 1.0, 2.0)
+    custody.give_back(jobs[1], 2.0)
+    custody.give_back(jobs[1], 2.0)
+    custody.drop(jobs[2], 2.0)
+    custody.settle(jobs[5], DEFERRED, 1.0, 2.0)
+    assert dict(custody.left()) == {a: 3, b: 1}
+    assert custody.left() == ()
+    assert custody.take(came[0], 2 * LEASE, LEASE) is None  # its report has the new lease
+    assert custody.take(came[3], 2 * LEASE, LEASE) is None  # its delivery has
+    jobs[4].lost = True
+    house.take(came[4], LEASE)  # begun anew; the one before was broken off
+    custody.drop(jobs[4], LEASE)
+    assert dict(custody.left()) == {a: 3}
+    assert dict(custody.held()) == {a: 2}
+
+
 def test_what_is_given_back_or_deferred_is_due_again_by_the_databases_clock(house: House):
     """The claimer hears of it at once; of what is delivered it hears nothing."""
     given, deferred, delivered = house.take(), house.take(), house.take()

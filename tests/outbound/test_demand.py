@@ -13,7 +13,7 @@ class Claimer:
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
-        self.room = self.kept = self.held = 0
+        self.room = self.kept = self.spare = self.held = 0
         self.hear(fresh=True)
 
     def hear(self, *, fresh: bool = False) -> None:
@@ -21,7 +21,7 @@ class Claimer:
         said = self.demand.grant(self.held, fresh=fresh)
         if said is not None:
             self.room = said.room if fresh else self.room + said.room
-            self.kept = said.kept
+            self.kept, self.spare = said.kept, said.spare
 
     def claim(self, most: int, *, high: bool = False) -> int:
         """Claim up to `most`; how many."""
@@ -33,18 +33,21 @@ class Claimer:
 
 
 def test_a_sender_at_rest_wants_what_it_can_deliver_and_keeps_half_as_much_for_high():
-    """Thirty-two of others, sixteen of high."""
+    """Thirty-two of anything, sixteen of lanes of which little is in hand, sixteen of high."""
     claimer = Claimer(Demand(32))
-    assert claimer.claim(10**6) == 32
+    assert claimer.spare == 16
+    assert claimer.claim(10**6) == 32 + 16
     assert claimer.claim(10**6) == 0
     assert claimer.claim(10**6, high=True) == 16
 
 
 def test_what_is_delivered_lately_is_wanted_ahead():
-    """Two thousand a second: three hundred more."""
+    """Two thousand a second: three hundred more, and a quarter of all to spare."""
     demand = Demand(32)
     demand.note(200, 0.1)
-    assert Claimer(demand).claim(10**6) == 332
+    claimer = Claimer(demand)
+    assert claimer.spare == 83
+    assert claimer.claim(10**6) == 332 + 83
 
 
 def test_little_is_not_worth_a_letter():
@@ -96,8 +99,8 @@ def test_other_mail_than_high_has_room_where_nothing_ends():
     """Thirty hang; what a few codes have used of the room is given again, as nothing else ends."""
     demand = Demand(32)
     granted = demand.grant(30, fresh=True)
-    assert granted == (18, 16)
+    assert granted == (34, 16, 16)
     demand.claimed(3)
     assert demand.grant(30) is None
-    assert demand.grant(30, still=True) == (3, 16)
+    assert demand.grant(30, still=True) == (3, 16, 16)
     assert demand.grant(30, still=True) is None

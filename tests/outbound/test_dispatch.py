@@ -70,7 +70,7 @@ def test_each_answer_widens_by_one():
     put(one, line, 60, "d#.example")
     one.start(0.0)
     for _ in range(4):
-        assert one.answered(line, 0.0)
+        assert one.answered(line, "d0.example", 0.0)
     assert len(one.start(0.0)) == 4
 
 
@@ -91,7 +91,7 @@ def test_nothing_widens_with_time_while_something_ends_or_a_gate_is_there():
     one, line = dispatch(width=4)
     put(one, line, 60, "d#.example")
     one.start(0.0)
-    one.answered(line, STILL)
+    one.answered(line, "d0.example", STILL)
     assert not one.widen(STILL + 0.01)
     one, line = dispatch(width=4, bound=2)
     put(one, line, 60, "d#.example")
@@ -115,11 +115,34 @@ def test_no_destination_has_more_than_half_while_others_wait():
     assert domains(one.start(0.0)) == {"many.example": 8, "few.example": 8}
 
 
+def test_a_destination_has_half_until_something_of_it_ends():
+    """Also where nobody else waits, and others have widened the line; and anew after a rest."""
+    one, line = dispatch(16, 16, width=4)
+    put(one, line, 40, "hangs.example")
+    hanging = one.start(0.0)
+    assert len(hanging) == 4
+    for _ in range(12):
+        one.answered(line, "d.example", 0.0)
+    hanging += one.start(0.0)
+    assert len(hanging) == 8
+    assert not one.answered(line, "d.example", 0.0)
+    assert one.answered(line, "hangs.example", 0.0), "more may begin"
+    assert not one.answered(line, "hangs.example", 0.0)
+    hanging += one.start(0.0)
+    assert len(hanging) == 14
+    for place, _ in hanging:
+        one.leave(place)
+    assert len(one.start(0.0)) == 8
+
+
 def test_a_destination_alone_leaves_room_for_others():
     """What comes later finds places, also when all that was before hangs."""
     one, line = dispatch()
     put(one, line, 100, "hangs.example")
     hanging = one.start(0.0)
+    assert len(hanging) == 16
+    one.answered(line, "hangs.example", 0.0)
+    hanging += one.start(0.0)
     assert len(hanging) == 28
     put(one, line, 30, "d#.example")
     others = one.start(0.0)
@@ -219,7 +242,7 @@ def test_every_job_is_begun_once_and_every_place_is_counted(jobs, data):
         else:
             begun.append(following.number)
             under_way.append((place, following))
-        one.answered(line, now)
+        one.answered(line, job.domain, now)
     assert sorted(begun) == list(range(len(jobs)))
 
 
@@ -274,7 +297,7 @@ def test_more_of_the_same_is_what_the_rules_would_give(seed: int):
                 place, job = under_way.pop(int(at * len(under_way)))
                 following = one.next(place, now) if step != "leave" else None
                 got.append(None if following is None else following.number)
-                one.answered(place.line, now)
+                one.answered(place.line, job.domain, now)
                 if following is None:
                     one.leave(place)
                 elif step == "put back":
@@ -323,7 +346,9 @@ def test_high_mail_keeps_to_its_destination_s_half():
     """A destination that hangs does not take a line through its priority."""
     one, line = dispatch()
     put(one, line, 100, "hangs.example", HIGH)
-    assert len(one.start(0.0)) == 28
+    assert len(one.start(0.0)) == 16
+    one.answered(line, "hangs.example", 0.0)
+    assert len(one.start(0.0)) == 12
     put(one, line, 100, "hangs.example", HIGH)
     put(one, line, 2, "code.example", HIGH)
     assert domains(one.start(0.0)) == {"code.example": 1}

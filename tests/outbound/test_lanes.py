@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from random import Random
 from uuid import uuid4
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relay.db.pool import Pool
-from relay.outbound.lanes import Ask, DueLane, LaneBook, lane_of
+from relay.outbound.lanes import BULK, Ask, DueLane, LaneBook, lane_of, most_for
 from relay.outbound.meter import Meter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -108,6 +109,89 @@ def test_room_kept_for_high_is_filled_by_nothing_else():
     assert served[1, 2] >= 100 * 20 // 20 - 1
     some = book.plan(40, T0, kept=20, allowance=lambda lane, _: 5 if lane == 2 else 10**6)
     assert sum(ask.limit for ask in some if ask.lane == 1) <= 20
+
+
+def asked(plan: list[Ask]) -> dict[int, int]:
+    """How many of each lane."""
+    return {ask.lane: ask.limit for ask in plan}
+
+
+@pytest.mark.parametrize(
+    ("free", "spare", "held", "most"),
+    [
+        (48, 16, 0, 32),  # as much as without spare room
+        (48, 0, 0, 48),
+        (20, 16, 28, 4),  # room that became free is anybody's
+        (16, 16, 32, 0),  # all that a lane gets by itself
+        (16, 16, 0, 10),  # the next one leaves some
+        (6, 16, 0, 4),
+        (2, 16, 0, 1),
+        (1, 16, 0, 1),  # who has nothing gets one, to the last
+        (1, 16, 1, 0),
+        (0, 16, 0, 0),
+        (-3, 16, 0, 0),
+    ],
+)
+def test_a_lane_has_no_more_of_the_spare_room_than_twice_what_it_leaves(
+    free: int, spare: int, held: int, most: int
+):
+    """And all of the rest."""
+    assert most_for(free, spare, held) == most
+
+
+@pytest.mark.parametrize("priority", [0, 1, BULK])
+def test_a_lane_whose_mail_does_not_end_leaves_room_for_the_next_ones(priority: int):
+    """One after the other stalls, and each leaves some; only what ends makes more room."""
+    book = book_of((1, priority))
+    assert asked(book.plan(48, T0, spare=16)) == {1: 32}
+    assert asked(book.plan(16, T0, spare=16, held={1: 32})) == {}
+    book.wake(DueLane(2, priority, T0, "d2.example"))
+    assert asked(book.plan(16, T0, spare=16, held={1: 32})) == {2: 10}
+    book.wake(DueLane(3, priority, T0, "d3.example"))
+    assert asked(book.plan(6, T0, spare=16, held={1: 32, 2: 10})) == {3: 4}
+    assert asked(book.plan(2, T0, spare=16, held={1: 32, 2: 10, 3: 4})) == {}
+    assert asked(book.plan(20, T0, spare=16, held={1: 28, 2: 10, 3: 4})) != {}
+
+
+def test_a_lane_alone_is_never_slowed_by_spare_room():
+    """Whatever of it ends, it has as much in hand as it would without."""
+    book, rng = book_of((1, 1)), Random(1)
+    held, spare, room = 0, 16, 32
+    for _ in range(1000):
+        for ask in book.plan(room + spare - held, T0, spare=spare, held={1: held}):
+            held += ask.limit
+        assert held == room
+        held -= rng.randrange(held + 1)
+
+
+def test_two_that_come_at_once_leave_some_of_the_room():
+    """Where one would leave a third, two leave a sixth."""
+    plan = book_of((1, 1), (2, 1)).plan(48, T0, spare=16)
+    assert asked(plan) == {1: 24, 2: 16}
+
+
+def test_lanes_that_may_have_no_more_hide_no_other():
+    """However many of them are before it in turn."""
+    book = book_of(*((lane, 1) for lane in range(200)), (999, 1))
+    held = dict.fromkeys(range(200), 20)
+    assert asked(book.plan(6, T0, spare=16, held=held)) == {999: 4}
+
+
+def test_high_mail_leaves_the_others_what_they_are_guaranteed_of_any_room():
+    """Also where what is free is no more than is kept and spare."""
+    book = book_of((1, 0), (2, 1))
+    given = Counter[int]()
+    for _ in range(60):
+        given += Counter(asked(book.plan(10, T0, kept=16, spare=16, held={2: 3})))
+        book.took([], {})
+    assert given[2] >= 60 * 10 // 20 - 1
+
+
+def test_what_high_mail_leaves_is_shared_as_the_room_without_it():
+    """A lane of lower priority takes no spare room by way of what high mail did not need."""
+    book = book_of((1, 0), (2, 1))
+    plan = book.plan(64, T0, kept=16, spare=16, allowance=lambda lane, _: 4 if lane == 1 else None)
+    assert asked(plan) == {1: 4, 2: 29}  # of 44
 
 
 def test_the_floor_follows_what_was_claimed_and_a_short_claim_ends_the_due_lane():

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
 import pytest
 
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.outbound.backoff import LONGEST_PAUSE, retry_delay
+from relay.outbound.demand import Demand
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import Gates
 from relay.outbound.jobs import Job
+from relay.outbound.lanes import DueLane, LaneBook, lane_of
 from relay.outbound.mx.direct import FIRST_WIDTH
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
@@ -27,6 +31,8 @@ UNIT = 60.0
 PLACES = 32
 DEAD = "dead.example"
 TAKES = 0.05  # s
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+OWNER = ADMINISTRATOR_ID
 
 
 @dataclass
@@ -47,6 +53,7 @@ class World:
         """`death`: after how long a delivery to the dead domain ends, and how; `until` then."""
         self.death, self.until = death, until
         self.now = 0.0
+        self.bound = PLACES // 4  # connections to a site
         rng = random.Random(1)
         self.rng = random.Random(2)
         self.gates = Gates(PLACES, UNIT, rng)
@@ -60,8 +67,7 @@ class World:
 
     def _bound(self, key: Any, now: float) -> int:
         gate = self.gates.bound(key, now)
-        most = PLACES // 4
-        return most if gate is None else min(most, gate)
+        return self.bound if gate is None else min(self.bound, gate)
 
     def _give_back(self, job: Job, now: float, delay: float) -> None:
         job.leave_gates()
@@ -181,6 +187,88 @@ def test_a_dead_domain_takes_nothing_from_499_others(death: tuple[float, Outcome
     assert len(alone) == 6000
     tries = sum(len(mail.tried_at) for mail in beside.mails if mail.domain == DEAD)
     assert 0 < tries <= 2 * PLACES // 4
+
+
+class Claiming(World):
+    """The same with the room of a sender: what is due waits until it is claimed."""
+
+    def __init__(self, death: tuple[float, Outcome] | None) -> None:
+        super().__init__(death)
+        self.demand = Demand(PLACES)
+        self.book = LaneBook()
+        self.lanes: dict[int, deque[Mail]] = {}
+        self.held = Counter[int]()
+        self.room = self.kept = self.spare = 0
+        self.hear(fresh=True)
+
+    def hear(self, *, fresh: bool = False) -> None:
+        """Listen to what the sender says, and claim."""
+        said = self.demand.grant(self.held.total(), fresh=fresh)
+        if said is not None:
+            self.room += said.room
+            self.kept, self.spare = said.kept, said.spare
+        at = T0 + timedelta(seconds=self.now)
+        book, held = self.book, self.held
+        while plan := book.plan(self.room, at, kept=self.kept, spare=self.spare, held=held):
+            found: dict[tuple[int, int], tuple[int, datetime]] = {}
+            for ask in plan:
+                waiting = self.lanes[ask.lane]
+                count = min(ask.limit, len(waiting))
+                found[ask.lane, ask.priority] = count, at
+                for _ in range(count):
+                    super()._due(waiting.popleft())
+                held[ask.lane] += count
+                self.room -= count
+                self.demand.claimed(count)
+            book.took(plan, found)
+
+    def _due(self, mail: Mail) -> None:
+        lane = lane_of(OWNER, mail.domain)
+        self.lanes.setdefault(lane, deque()).append(mail)
+        self.book.wake(DueLane(lane, 1, T0 + timedelta(seconds=self.now), mail.domain))
+        self.hear()
+
+    def _end(
+        self,
+        place: Place[Job, Any],
+        line: Line[Job, Any],
+        job: Job,
+        outcome: Outcome,
+        began_at: float,
+    ) -> None:
+        super()._end(place, line, job, outcome, began_at)
+        self.held[lane_of(OWNER, job.domain)] -= 1
+        self.hear()
+
+
+def test_a_burst_to_a_domain_that_stalls_leaves_room_for_all_others():
+    """However much is queued for it at once, and though none of it ends: to the last one each of
+    the others is claimed at once."""
+
+    def beside(burst: int) -> list[float]:
+        world = Claiming((1e6, fails(Phase.CONNECT)))
+        for number in range(6000):
+            world.queue(f"d{number % 499}.example", number / 100)
+        for _ in range(burst):
+            world.queue(DEAD, 10.0)
+        world.run(90.0)
+        assert world.held[lane_of(OWNER, DEAD)] == min(burst, PLACES)
+        return latencies(world)
+
+    assert beside(1000) == pytest.approx(beside(0), abs=1e-9)
+
+
+def test_one_domain_alone_is_delivered_as_fast_as_if_all_of_it_were_claimed():
+    """What is spare takes nothing from who is the only one."""
+
+    def ends(world: World) -> list[float]:
+        world.bound = PLACES
+        for _ in range(6400):
+            world.queue("d1.example", 0.0)
+        world.run()
+        return sorted(mail.sent_at for mail in world.mails if mail.sent_at is not None)
+
+    assert ends(Claiming(None)) == pytest.approx(ends(World(None)), abs=1e-9)
 
 
 @pytest.mark.parametrize("takes", [0.0001, 60.0], ids=["refuses", "says nothing"])
