@@ -54,10 +54,10 @@ from relay.outbound.gates import Gates
 from relay.outbound.lanes import LaneBook, any_high
 from relay.outbound.meter import Meter
 from relay.outbound.queue import Queue
-from relay.outbound.rates import SharedRates, domain_key, route_key
 from relay.outbound.senders import DIRECT, LOOP
 from relay.outbound.settled import Settled
 from relay.outbound.shaping.traffic import Traffic
+from relay.outbound.shared_rates import SharedRates, domain_key, route_key
 from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox
 

@@ -163,12 +163,12 @@ from relay.outbound.mx.tls_results import TlsResults
 from relay.outbound.notices import Notices
 from relay.outbound.notified import Notified
 from relay.outbound.queue import Queue
-from relay.outbound.rates import LeaseBudget, SharedRates
 from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import Upstream, parse_upstream
 from relay.outbound.sending import WakeOutbound
 from relay.outbound.shaping.traffic import Traffic
+from relay.outbound.shared_rates import LeaseBudget, SharedRates
 from relay.outbound.signer import Signer
 from relay.outbound.sources import parse as parse_sources
 from relay.outbound.suppressions import Suppressions

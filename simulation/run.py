@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from simulation import freezing, judge, names, returns, workload
+from simulation import dns, freezing, judge, returns, workload
 from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, Injector, plan
 from simulation.history import History
@@ -72,7 +72,7 @@ async def simulate(
         await nursery.start(network.run)
         await migrate(database.dsn)
         database.shadow_functions()
-        names.open_names(around)
+        dns.open_dns(around)
         for host in SERVERS:
             await nursery.start(workload.upstream, around, host)
         await nursery.start(workload.hooks, around)
@@ -127,7 +127,7 @@ async def simulate(
 
 def _handed_to(world: World) -> tuple[str, ...]:
     """Return the hosts of whom the relay asks something when it hands mail over."""
-    return (*SERVERS[1:], names.HOST) if goes_direct(world) else SERVERS[:1]
+    return (*SERVERS[1:], dns.HOST) if goes_direct(world) else SERVERS[:1]
 
 
 _PEOPLE = (

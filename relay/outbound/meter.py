@@ -1,8 +1,8 @@
 """What one node may still send of each rate, from what it has leased.
 
-A node leases for about a second ahead (`relay.outbound.rates`) and spends from here.  It asks for
-little at first and for twice as much whenever that was not enough: what it leases in vain, no other
-node has.
+A node leases for about a second ahead (`relay.outbound.shared_rates`) and spends from here.  It
+asks for little at first and for twice as much whenever that was not enough: what it leases in vain,
+no other node has.
 
 Promises: a lane under several keys gets what the scarcest of them allows, shared evenly among the
 lanes that are due; a message never goes out that no key has room for, but where its lane's key was
@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from relay.outbound.rates import SLICE, Grant
+from relay.outbound.shared_rates import SLICE, Grant
 
 _LEAST, _MOST = 8, 4096  # messages that a node asks for at once
 _MOST_LANES = 256  # lanes that one claim is shared among

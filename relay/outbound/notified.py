@@ -44,15 +44,15 @@ class Notified:
         self._tokens = tokens
         self._paths = paths
 
-    async def take(self, notice: UpstreamReport, post: str | None = None) -> bool:
-        """Do what follows for the message that a notice names; True if that changed something.
+    async def take(self, reported: UpstreamReport, post: str | None = None) -> bool:
+        """Do what follows for the message that a report names; True if that changed something.
 
         `post`: the id of what brought it, under which it counts once.
         """
-        report = notice.report
-        named = map(self._message_of, notice.names)
+        report = reported.report
+        named = map(self._message_of, reported.names)
         message_id = next((one for one in named if one is not None), None)
-        if notice.unsubscribes and message_id is not None:
+        if reported.unsubscribes and message_id is not None:
             is_new = await self._suppressions.unsubscribe_recipient(message_id)
             if is_new:
                 log.info("outbound.unsubscribed", id=str(message_id))

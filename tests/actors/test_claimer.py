@@ -25,7 +25,7 @@ from relay.outbound.gates import GateKey, Gates
 from relay.outbound.lanes import DueLane, lane_of
 from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
-from relay.outbound.rates import SharedRates
+from relay.outbound.shared_rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest, becomes
 from tests.eventually import eventually

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.bench.inbox import children, cpu_seconds
+from tests.bench.proc import cpu_seconds, descendants
 from tests.relay_process import RelayProcess
 
 TESTS = 1000
@@ -73,9 +73,9 @@ def run(rounds: int) -> dict[str, Any]:
                 RelayProcess((folder := Path(name_of_folder)) / "relay") as relay,
             ):
                 env = {"RELAY_URL": relay.run["http"], "RELAY_TOKEN": relay.run["admin_token"]}
-                before = {pid: cpu_seconds(pid) for pid in [relay.pid, *children(relay.pid)]}
+                before = {pid: cpu_seconds(pid) for pid in [relay.pid, *descendants(relay.pid)]}
                 figures, bad, _ = suite(folder, workers, work=work, env=env)
-                now = {pid: cpu_seconds(pid) for pid in [relay.pid, *children(relay.pid)]}
+                now = {pid: cpu_seconds(pid) for pid in [relay.pid, *descendants(relay.pid)]}
             spent = sum(seconds - before.get(pid, 0.0) for pid, seconds in now.items())
             figures["relay's CPU"] = spent / TESTS * 1000
             costs = (figures["test's CPU"] + figures["relay's CPU"]) / 1000

@@ -23,7 +23,7 @@ from typing import Any
 from relay.devices.noise import NK, XX, Handshake, KeyPair, Transport
 from relay.devices.wire import prefixed, push
 from tests.bench.devices import measured
-from tests.bench.inbox import cpu_seconds, resident_bytes
+from tests.bench.proc import cpu_seconds, resident_bytes
 from tests.relay_process import RelayProcess
 
 SECONDS = 4.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import compileall
 import http.client
 import json
-import os
 import smtplib
 import socket
 import statistics
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.bench.proc import cpu_seconds, descendants, resident_bytes
 from tests.cli.command import cli
 from tests.relay_process import RelayProcess
 
@@ -26,29 +26,7 @@ WAITS = 200
 COMMANDS = 20
 IDLE_SECONDS = 20.0
 IDLE_SESSIONS = 1000
-CLOCK_TICK = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 ROOT = Path(__file__).parents[2]
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return user and system CPU seconds of one process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICK
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of one process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-
-
-def children(pid: int) -> list[int]:
-    """Return the process ids of all descendants."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *children(int(child))]
-    return found
 
 
 def wake_ups(relay: RelayProcess, count: int) -> list[float]:
@@ -103,7 +81,7 @@ def commands(relay: RelayProcess, count: int) -> list[float]:
 def idle_cpu(relay: RelayProcess) -> float:
     """Return the share of one core that an idle relay uses, its children included."""
     time.sleep(3.0)  # what the work before has left to do
-    pids = [relay.pid, *children(relay.pid)]
+    pids = [relay.pid, *descendants(relay.pid)]
     before = {pid: cpu_seconds(pid) for pid in pids}
     time.sleep(IDLE_SECONDS)
     after = sum(cpu_seconds(pid) - before[pid] for pid in pids if Path(f"/proc/{pid}").exists())
@@ -150,7 +128,7 @@ def run(rounds: int) -> dict[str, Any]:
             idle = idle_cpu(relay)
             resident = sum(
                 resident_bytes(pid)
-                for pid in [relay.pid, *children(relay.pid)]
+                for pid in [relay.pid, *descendants(relay.pid)]
                 if Path(f"/proc/{pid}/exe").resolve().name.startswith("python")
             )
             status = statistics.median(commands(relay, COMMANDS))

@@ -48,6 +48,7 @@ import trio
 from relay.mailboxes.capture import Capture
 from relay.smtp.limits import SmtpLimits
 from tests.bench import postfix
+from tests.bench.proc import cpu_seconds_of_all
 from tests.db.cluster import Cluster, binaries
 
 CONNECTIONS = 20
@@ -79,7 +80,6 @@ PROCESSES = {
     "relay, three processes": 3,
 }
 """Served by so many processes; only where they are asked for by name."""
-TICK = os.sysconf("SC_CLK_TCK")
 
 _CALM = 6  # half seconds in a row: filters for searches are made 2 s after the last mail
 
@@ -292,18 +292,6 @@ async def _generate(port: int, messages: int, connections: int) -> None:
 # ---------------------------------------------------------------------------- the measurement
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and all its descendants, those that have ended included."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # it has just ended, and its parent's sum has it
-    own = sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICK
-    return own + sum(cpu_seconds(int(child)) for child in children)
-
-
 class Peer:
     """One server in a process of its own."""
 
@@ -319,7 +307,7 @@ class Peer:
 
     def cpu(self) -> float:
         """CPU seconds so far."""
-        return cpu_seconds(self.process.pid)
+        return cpu_seconds_of_all(self.process.pid)
 
     def close(self) -> None:
         """End it."""
@@ -336,7 +324,7 @@ class Queue:
 
     def cpu(self) -> float:
         """CPU seconds so far, of all its processes."""
-        return cpu_seconds(self.postfix.process.pid)
+        return cpu_seconds_of_all(self.postfix.process.pid)
 
     def close(self) -> None:
         """End it."""
@@ -355,7 +343,7 @@ class Whole:
 
     def cpu(self) -> float:
         """CPU seconds so far, its summariser's included."""
-        return cpu_seconds(self.relay.pid)
+        return cpu_seconds_of_all(self.relay.pid)
 
     def close(self) -> None:
         """End it."""
@@ -399,15 +387,15 @@ def run(
                         if name == "relay, captured anew, evicting":
                             cluster.admin(_FILL, databases[name])
                         cluster.admin("CHECKPOINT")
-                        before, server_before = peer.cpu(), cpu_seconds(server)
+                        before, server_before = peer.cpu(), cpu_seconds_of_all(server)
                         seconds = generate(peer.port, MESSAGES, connections, _to(name))
                         if name == "relay up":
                             _wait_for_summaries(dsns["whole"])
                         spent = peer.cpu() - before
-                        server_spent = cpu_seconds(server) - server_before
+                        server_spent = cpu_seconds_of_all(server) - server_before
                         wait_for_rest(server, peer)
                         later = peer.cpu() - before - spent
-                        later += cpu_seconds(server) - server_before - server_spent
+                        later += cpu_seconds_of_all(server) - server_before - server_spent
                         figures[name].append(
                             (
                                 MESSAGES / seconds,
@@ -476,7 +464,7 @@ def wait_for_rest(server: int, peer: Any = None) -> None:
     """Wait until the database, and a peer, have finished with the round before."""
 
     def spent() -> float:
-        return cpu_seconds(server) + (0.0 if peer is None else peer.cpu())
+        return cpu_seconds_of_all(server) + (0.0 if peer is None else peer.cpu())
 
     calm, deadline = 0, time.monotonic() + 60
     while calm < _CALM and time.monotonic() < deadline:

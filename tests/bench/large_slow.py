@@ -48,8 +48,8 @@ import pytest
 import trio
 
 from relay.smtp.limits import SmtpLimits
-from tests.bench.inbox import children, resident_bytes
 from tests.bench.ingest import RECIPIENT, prepare, serve_aiosmtpd, serve_relay
+from tests.bench.proc import descendants, resident_bytes
 from tests.db.cluster import Cluster, binaries
 from tests.npm import node_modules
 
@@ -140,7 +140,7 @@ def memory(pid: int) -> int:
     """Return the resident bytes of a process and its children."""
     total = 0
     with suppress(FileNotFoundError, ProcessLookupError):
-        for one in (pid, *children(pid)):
+        for one in (pid, *descendants(pid)):
             total += resident_bytes(one)
     return total
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import psycopg
 
-from tests.bench.ingest import cpu_seconds
+from tests.bench.proc import cpu_seconds_of_all
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
@@ -69,7 +69,7 @@ def _measured(
     postgres = server.process.pid
 
     def cpu() -> tuple[float, float]:
-        return cpu_seconds(postgres), sum(cpu_seconds(relay.pid) for relay in relays)
+        return cpu_seconds_of_all(postgres), sum(cpu_seconds_of_all(relay.pid) for relay in relays)
 
     def one(query: str) -> float:
         row = sql.execute(query).fetchone()

@@ -56,8 +56,8 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.migrate import migrate
 from relay.outbound.dkim import generate
 from tests.bench import postfix
-from tests.bench.ingest import cpu_seconds
 from tests.bench.outbound_peers import WAITING
+from tests.bench.proc import cpu_seconds_of_all
 from tests.bench.queue import FILL_DUE, SERVER
 from tests.bench.smtp_client import ROOT, Sink, bare, running_sink
 from tests.db.cluster import Cluster, binaries
@@ -95,7 +95,7 @@ class Cpu:
         self._before = self._seconds()
 
     def _seconds(self) -> tuple[float, float]:
-        return sum(map(cpu_seconds, self._pids)), cpu_seconds(self._server)
+        return sum(map(cpu_seconds_of_all, self._pids)), cpu_seconds_of_all(self._server)
 
     def until_quiet(self) -> tuple[float, float]:
         """Wait until they rest; returns what they took, and PostgreSQL's part of it."""
@@ -123,7 +123,7 @@ class Bench:
         """Prepare, measure, check and clean up."""
         name = self.cluster.new_database("template_outbound" if "relay" in variant else None)
         measure: Callable[[str], Drain] = getattr(self, f"_{variant}")
-        before, sink_cpu = self.sink.taken(), cpu_seconds(self.sink.pid)
+        before, sink_cpu = self.sink.taken(), cpu_seconds_of_all(self.sink.pid)
         try:
             found = measure(self.cluster.dsn(name))
         finally:
@@ -131,7 +131,7 @@ class Bench:
         after = self.sink.taken()
         if before is not None and after is not None and after - before != found.jobs:
             raise RuntimeError(f"{variant}: the sink took {after - before} of {found.jobs}")
-        return found._replace(sink_cpu=cpu_seconds(self.sink.pid) - sink_cpu)
+        return found._replace(sink_cpu=cpu_seconds_of_all(self.sink.pid) - sink_cpu)
 
     def _relay(self, dsn: str) -> Drain:
         return self._relays(dsn, 1)

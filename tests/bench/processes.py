@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import ingest
-from tests.bench.inbox import children
+from tests.bench.proc import descendants
 from tests.db.cluster import Cluster, binaries
 
 FEW, MANY = 20, 80  # connections
@@ -100,7 +100,7 @@ def with_a_quota(rounds: int) -> dict[str, Any]:
                     peer = ingest.Peer(variant, dsn)
                     try:
                         ingest.generate(peer.port, 1000, EACH * count)
-                        processes = tuple(children(peer.process.pid))
+                        processes = tuple(descendants(peer.process.pid))
                         assert len(processes) == count
                         held.enter_context(_held("smtp", processes))
                         seconds = ingest.generate(peer.port, 1000, EACH * count)

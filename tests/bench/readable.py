@@ -62,9 +62,10 @@ import psycopg
 import trio
 
 from tests.bench.catchers import Catcher, MailDev, Sendria
-from tests.bench.ingest import asyncpg_pool, cpu_seconds
+from tests.bench.ingest import asyncpg_pool
 from tests.bench.mail_kinds import KINDS, kind, number_of
 from tests.bench.open_loop import CONNECTIONS, Load, Sent, recipient, send
+from tests.bench.proc import cpu_seconds_of_all
 from tests.cached import Missing
 from tests.db.cluster import Cluster, binaries
 from tests.relay_process import RelayProcess
@@ -189,7 +190,7 @@ class Stored:
 
     def cpu(self) -> tuple[float, float]:
         assert self._cluster.process is not None
-        return cpu_seconds(self.pid), cpu_seconds(self._cluster.process.pid)
+        return cpu_seconds_of_all(self.pid), cpu_seconds_of_all(self._cluster.process.pid)
 
     def reset(self) -> None:
         self._cluster.admin(self._truncate, self._database)
@@ -289,7 +290,7 @@ class Caught:
         self.reset, self.close, self.watch = catcher.reset, catcher.close, catcher.watch
 
     def cpu(self) -> tuple[float, float]:
-        return cpu_seconds(self._catcher.process.pid), 0.0
+        return cpu_seconds_of_all(self._catcher.process.pid), 0.0
 
     def listed(self, watch: Any) -> dict[int, tuple[float, str | None]]:
         return {number: (at, None) for number, at in self._catcher.listed(watch.heard).items()}

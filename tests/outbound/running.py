@@ -19,10 +19,10 @@ from relay.outbound.enqueue import FLUSH
 from relay.outbound.gates import Gates
 from relay.outbound.lanes import DueLane
 from relay.outbound.queue import Queue
-from relay.outbound.rates import SharedRates
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import parse_upstream
 from relay.outbound.shaping.traffic import Traffic
+from relay.outbound.shared_rates import SharedRates
 from relay.outbound.signer import Signer
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest

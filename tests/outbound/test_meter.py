@@ -3,7 +3,7 @@
 import pytest
 
 from relay.outbound.meter import Meter
-from relay.outbound.rates import Grant
+from relay.outbound.shared_rates import Grant
 
 
 def test_the_meter_shares_what_was_leased_and_asks_again():

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.errors import ConfigError
-from relay.outbound.rates import grant
 from relay.outbound.shaping.traffic import Receiver, Traffic
+from relay.outbound.shared_rates import grant
 from relay.outbound.sources import DAY, Source, Sources, WarmUp, parse
 
 START = date(2026, 11, 1)

@@ -216,7 +216,7 @@ def test_the_simulated_dns_says_what_is_not_there() -> None:
     """It is read by the relay's own reader: exchangers, an address, no data, no such name."""
     from relay.dns import wire
     from relay.dns.questions import Question, Status
-    from simulation.names import answer
+    from simulation.dns import answer
 
     def asked(name: str, kind: str) -> tuple[Status, tuple[str, ...]]:
         question = Question(name, kind)  # type: ignore[arg-type]

@@ -166,12 +166,12 @@ def register(api: Api) -> None:
             headers={"WWW-Authenticate": 'Basic realm="relay notifications"'},
         )
 
-    async def follow(notice: UpstreamReport | None, name: str | None) -> NotificationOutcome:
+    async def follow(reported: UpstreamReport | None, name: str | None) -> NotificationOutcome:
         notified = deps.notified
-        if notice is None or notified is None:
+        if reported is None or notified is None:
             log.info("notifications.ignored")
             return NotificationOutcome(status="ignored")
-        changed = await api.committed(lambda: notified.take(notice, name))
+        changed = await api.committed(lambda: notified.take(reported, name))
         return NotificationOutcome(status="reported" if changed else "ignored")
 
 

@@ -268,12 +268,12 @@ def register(api: Api) -> None:
         return IngestOutcome(status="stored", stored=len(stored))
 
     async def report(notification: Notification) -> IngestOutcome:
-        notice = ses.read(notification.message)
+        reported = ses.read(notification.message)
         notified = deps.notified
-        if notice is None or notified is None:
+        if reported is None or notified is None:
             log.info("sns.ignored", topic=notification.topic)
             return IngestOutcome(status="ignored")
-        changed = await api.committed(lambda: notified.take(notice))
+        changed = await api.committed(lambda: notified.take(reported))
         return IngestOutcome(status="reported" if changed else "ignored")
 
     async def whole(notification: Notification, raw: bytes | StoredObject) -> bytes:

@@ -11,9 +11,9 @@ from typing import Any
 
 import trio
 
-from relay.outbound.rates import Grant, SharedRates
 from relay.outbound.shaping.rules import Rules
 from relay.outbound.shaping.traffic import Traffic
+from relay.outbound.shared_rates import Grant, SharedRates
 from relay.outbound.sources import parse
 from tests.eventually import eventually
 from tests.outbound.mx.test_direct import mx, world

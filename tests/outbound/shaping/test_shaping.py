@@ -11,9 +11,9 @@ from relay.lifecycle.letters import Letters
 from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin, Wanted
 from relay.outbound.gates import Standing
-from relay.outbound.rates import SharedRates
 from relay.outbound.shaping.rules import Rules, parse
 from relay.outbound.shaping.traffic import SUSPENDED, Traffic
+from relay.outbound.shared_rates import SharedRates
 from tests.eventually import eventually
 from tests.lifecycle.collecting import KEY
 from tests.lifecycle.people import insert

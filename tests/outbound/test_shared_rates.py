@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from relay.db.pool import Pool
 from relay.outbound.queue import Queue
 from relay.outbound.rate import Rate
-from relay.outbound.rates import SLICE, Grant, SharedRates, domain_key, grant, route_key
+from relay.outbound.shared_rates import SLICE, Grant, SharedRates, domain_key, grant, route_key
 
 
 @given(

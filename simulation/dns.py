@@ -31,7 +31,7 @@ _SERVFAIL, _NXDOMAIN = 2, 3
 _FLAGS = 0x8180  # a response, recursion desired and available
 
 
-def open_names(around: Around) -> None:
+def open_dns(around: Around) -> None:
     """Let the DNS be asked, and the servers that it names be reached."""
     around.network.name(SERVERS[0], LOOPBACK)
     around.network.name(HOST, RESOLVER)
