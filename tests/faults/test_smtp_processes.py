@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.eventually import eventually_sync
 from tests.faults.load import children, flows, load, stored
@@ -103,8 +104,10 @@ def test_processes_that_are_killed_lose_nothing_that_was_accepted(tmp_path):
         assert not any(map(alive, processes(relay)))
 
 
-def test_a_relay_that_is_killed_takes_its_processes_along(tmp_path):
-    """Within seconds, under load: none keeps the port, and the next relay is as good as new."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_relay_that_is_killed_takes_its_processes_along(tmp_path, stopped: bool):
+    """Within seconds, under load: none keeps the port, and the next relay is as good as new.  Also
+    where it was stopped, and read nothing more of what they said."""
     relay = RelayProcess(tmp_path / "var", env=TWO)
     try:
         relay.start()
@@ -113,6 +116,9 @@ def test_a_relay_that_is_killed_takes_its_processes_along(tmp_path):
         first = processes(relay)
         with load(relay, addresses, senders=4) as ledger:
             flows(ledger)
+            if stopped:
+                os.kill(relay.pid, signal.SIGSTOP)
+                time.sleep(0.5)  # in which they go on talking to it
             relay.kill()
             eventually_sync(
                 lambda: [pid for pid in first if alive(pid)],

@@ -233,8 +233,9 @@ async def test_character_sets_that_a_mail_names_are_not_looked_up_here():
     assert not [name for name in encodings._cache if "hostile" in name]
 
 
-def test_the_child_ends_with_its_parent():
-    """After a kill -9 of the parent the child is gone by itself."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_child_ends_with_its_parent(stopped: bool):
+    """After a kill -9 of the parent, also of one that is stopped, the child is gone by itself."""
     program = (
         "import trio, sys\n"
         "from relay.mailboxes.parser import Parser\n"
@@ -250,6 +251,8 @@ def test_the_child_ends_with_its_parent():
     with parent.stdout:
         pid = int(parent.stdout.readline())
         os.kill(pid, 0)
+        if stopped:
+            parent.send_signal(signal.SIGSTOP)
         parent.kill()
         parent.wait()
     eventually_sync(lambda: _alive(pid), "it is gone", until=lambda alive: not alive)

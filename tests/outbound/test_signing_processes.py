@@ -141,8 +141,9 @@ async def test_none_outlives_a_cancelled_run():
     assert all(map(gone, pids))
 
 
-def test_none_outlives_a_process_that_is_killed():
-    """Its pipe ends, and it does."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_none_outlives_a_process_that_is_killed(stopped: bool):
+    """Its pipe ends, and it does; also where that process was stopped."""
     program = (
         "import trio\n"
         "from relay.outbound.signing_processes import SigningProcesses\n"
@@ -158,6 +159,8 @@ def test_none_outlives_a_process_that_is_killed():
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
+        if stopped:
+            parent.send_signal(signal.SIGSTOP)
         parent.kill()
     eventually_sync(lambda: gone(pid), "it has followed its parent")
 
