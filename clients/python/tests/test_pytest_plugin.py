@@ -248,7 +248,7 @@ def test_a_start_is_said_on_a_terminal(
     for parallel in _ways(inner):
         said = _on_terminal(*quiet, *parallel, "--relay-command", starts)
         assert re.search(
-            r"^relay-client: starting a relay…\s+relay-client: it is ready after \d+\.\d s$",
+            r"^relay-client: starting a relay…[\s.]+relay-client: it is ready after \d+\.\d s$",
             said,
             re.MULTILINE,
         ), said
