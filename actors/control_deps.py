@@ -40,6 +40,7 @@ from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
+from relay.mailboxes.misaddressed import Misaddressed
 from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.mailboxes.summaries import unparsed
@@ -60,6 +61,7 @@ from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
 from relay.settings import Settings, captures, explain
 from relay.smtp.chaos import Chaos
+from relay.smtp.refused import RefusedRecipients
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import Mailbox
@@ -81,6 +83,7 @@ def control_deps(
     devices: DeviceInbox | None,
     budget: Budget | None,
     chaos: Chaos | None,
+    refused: RefusedRecipients,
     connections: int,
     resolver: Callable[[], Resolver],
     dkim_keys: DkimKeys,
@@ -98,8 +101,9 @@ def control_deps(
     `keys`: those of this process; `writer`: where mail that comes by HTTP goes; `wake_outbound`:
     tells this process's claimer of what was queued, None where none runs; `right_of_way`: what high
     mail has over other in this process's sender; `devices`: this node's device inbox, if any;
-    `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `connections`: how
-    many may be open; `history`: what the recorder writes down; `traffic`: the receivers of direct
+    `budget`: the collectors', to be shown; `chaos`: the faults of SMTP sessions; `refused`: whom
+    they turned down; `connections`: how many may be open; `history`: what the recorder writes down;
+    `traffic`: the receivers of direct
     delivery; `resolver`: gives what asks the DNS, `links` the web about links of messages;
     `upstream`: the relay's own, without credentials; `notified`: takes what upstreams report of
     mail; `unsubscribing`: the links of bulk mail, None: none is made, and all are read; `posting`:
@@ -123,6 +127,8 @@ def control_deps(
             arrivals=Arrivals(pool),
             all_messages=all_messages,
             mails=Mails(pool, all_messages),
+            refused=refused,
+            misaddressed=Misaddressed(pool),
             keys=keys,
             sessions=PageSessions(
                 pool,

@@ -31,6 +31,7 @@ from relay.returns.paths import ReturnPaths
 from relay.smtp.chaos import Chaos
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits
+from relay.smtp.refused import Note
 from relay.smtp.server import Scheduling
 from relay.smtp.shared import Anybody
 from relay.storage import AMPLE, Space
@@ -59,6 +60,7 @@ async def run(
     connections: Connections | None = None,
     senders: Senders | None = None,
     return_paths: ReturnPaths | None = None,
+    note_refused: Note | None = None,
 ) -> None:
     """Serve SMTP on `sockets`, which listen already and stay open, until drained.
 
@@ -68,7 +70,8 @@ async def run(
     mail for others' domains is taken, and anybody may sign in; `certificate`: for STARTTLS;
     `proxies`: whose connections begin with the PROXY protocol; `chaos`: faults on demand;
     `connections` serves those that come another way than by sockets, until cancelled; `senders` is
-    told how many there are in all; `return_paths`: where what comes back is taken.
+    told how many there are in all; `return_paths`: where what comes back is taken; `note_refused`
+    remembers the recipients that are refused.
     """
     server, beside = accepting_server(
         pool,
@@ -86,6 +89,7 @@ async def run(
         certificate=certificate,
         proxies=proxies,
         chaos=chaos,
+        note_refused=note_refused,
     )
     if senders is not None:
         senders.count_by(lambda: server.gate.open)

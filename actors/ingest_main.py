@@ -74,6 +74,7 @@ from relay.smtp.channel import (
 )
 from relay.smtp.chaos import DOMAIN as CHAOS_DOMAIN
 from relay.smtp.front import Board
+from relay.smtp.refused import LONGEST_ADDRESS, LONGEST_REPLY
 from relay.smtp.server import Server
 from relay.smtp.session import Session
 from relay.storage import Space
@@ -231,6 +232,7 @@ def _tree(
                     certificate=certificate,
                     connections=process.connections,
                     return_paths=return_paths,
+                    note_refused=process.note_refused,
                 ),
                 drain_timeout=SMTP_DRAIN,
             ),
@@ -283,6 +285,12 @@ class _Process:
         self._lines: deque[Line] = deque(maxlen=_LINES)
         self._line = trio.Event()
         self._ready = False
+
+    def note_refused(self, address: str, why: str, reply: str) -> None:
+        """Tell the relay of a recipient that is refused, unless it is behind with reading."""
+        if not self._channel.backlog:
+            what = (address[:LONGEST_ADDRESS], why, reply[:LONGEST_REPLY])
+            self._channel.put(pack_json(Kind.REFUSED, what))
 
     # ------------------------------------------------------------------------ sessions
 

@@ -41,6 +41,7 @@ from relay.metrics import registry
 from relay.ports.certificate import Certificate
 from relay.smtp.channel import Channel, Kind, Packet, Setup, idle, ids, pack, pack_json, unread
 from relay.smtp.front import Front, Link
+from relay.smtp.refused import Note
 from relay.storage import Space
 from supervisor import Context, Process
 
@@ -72,12 +73,14 @@ async def run(
     certificate: Certificate | None = None,
     patience: float = PATIENCE,
     return_keys: Callable[[], Sequence[bytes]] = tuple,
+    note_refused: Note | None = None,
 ) -> None:
     """Run the process at `setup.place` for `front` until drained.
 
     It is told what `hosts` and `space` know, and when `certificate` is to be read again, whose
     files are those of `setup`.  `wake_summariser` is called after its commits; `patience` in
-    seconds; `return_keys`: those that return paths are read by now.
+    seconds; `return_keys`: those that return paths are read by now; `note_refused` remembers the
+    recipients that are refused.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process: trio.Process | None = None
@@ -99,6 +102,7 @@ async def run(
             wake_summariser,
             certificate,
             return_keys,
+            note_refused,
         )
         await ours_of.run(patience)
     finally:
@@ -149,8 +153,10 @@ class _Parent:
         wake_summariser: Callable[[], None],
         certificate: Certificate | None,
         return_keys: Callable[[], Sequence[bytes]],
+        note_refused: Note | None,
     ) -> None:
         self._return_keys = return_keys
+        self._note_refused = note_refused
         self._ctx = ctx
         self._process = process
         self._channel = channel
@@ -250,6 +256,9 @@ class _Parent:
             known, self._link.lacking = json.loads(payload)
             if known is not None:
                 self._hosts.learn(*known)
+        elif kind == Kind.REFUSED:
+            if self._note_refused is not None:
+                self._note_refused(*json.loads(payload))
         elif kind == Kind.READY:
             self._serve()
         elif kind == Kind.FAILED:

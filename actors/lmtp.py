@@ -18,6 +18,7 @@ from relay.db.pool import Pool
 from relay.mailboxes.capture import Capture
 from relay.returns.paths import ReturnPaths
 from relay.smtp.limits import SmtpLimits
+from relay.smtp.refused import Note
 from relay.storage import AMPLE, Space
 from supervisor import Context, Mailbox
 
@@ -35,6 +36,7 @@ async def run(
     space: Space = AMPLE,
     capture: Capture | None = None,
     return_paths: ReturnPaths | None = None,
+    note_refused: Note | None = None,
 ) -> None:
     """Serve LMTP on `sockets`, which listen already and stay open, until drained.
 
@@ -51,5 +53,6 @@ async def run(
         space=space,
         return_paths=return_paths,
         lmtp=True,
+        note_refused=note_refused,
     )
     await serve(ctx, server, sockets, beside=beside)

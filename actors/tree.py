@@ -187,6 +187,7 @@ from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
+from relay.smtp.refused import RefusedRecipients
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
 from supervisor import (
@@ -536,6 +537,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     boxes = Mailboxes()
     capture = _capture(settings, resources)
     chaos = Chaos() if settings.smtp.chaos else None
+    refused = RefusedRecipients(trio.current_time)
     wanted = _with_needs(only)
 
     outbound = settings.outbound
@@ -765,6 +767,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 wake_summariser=_nudge(boxes.summariser),
                 certificate=resources.certificate,
                 return_keys=lambda: derived(resources.keyring.signing),
+                note_refused=refused.note,
             )
             for place in range(processes)
         ),
@@ -786,6 +789,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             proxies=proxies,
             senders=senders,
             return_paths=return_paths,
+            note_refused=refused.note,
         ),
         lmtp=partial(
             lmtp.run,
@@ -799,6 +803,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             filter_hooks=filter_class.hooks if filter_class else frozenset(),
             space=resources.space,
             return_paths=return_paths,
+            note_refused=refused.note,
         )
         if settings.smtp.lmtp
         else None,
@@ -865,6 +870,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 devices=device_inbox,
                 budget=_budget(settings),
                 chaos=chaos,
+                refused=refused,
                 connections=connections["http"],
                 resolver=resolver,
                 dkim_keys=dkim_keys,

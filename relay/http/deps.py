@@ -42,6 +42,7 @@ from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.examination import Examined
 from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
+from relay.mailboxes.misaddressed import Misaddressed
 from relay.mailboxes.records import Arrived
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
@@ -57,6 +58,7 @@ from relay.outbound.unsubscribing import Unsubscribing
 from relay.ports.proxy import Network
 from relay.settings import Explained
 from relay.smtp.chaos import Chaos
+from relay.smtp.refused import RefusedRecipients
 from relay.storage import AMPLE, Space
 from relay.webhooks.store import Webhooks
 
@@ -242,6 +244,8 @@ class Deps:
     arrivals: Arrivals
     all_messages: AllMessages
     mails: Mails
+    refused: RefusedRecipients  # whom this node's SMTP sessions turned down
+    misaddressed: Misaddressed
     keys: Keys
     sessions: PageSessions
     hub: Hub

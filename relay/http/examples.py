@@ -389,6 +389,10 @@ SPECIAL: Mapping[str, Any] = {
     "DeliveryEvent.code": 250,
     "DeliveryEvent.enhanced": "2.0.0",
     "SenderEntry.address": _SHOP,
+    "RefusedEntry.address": f"adda@{DOMAIN}",
+    "RefusedEntry.why": "unknown",
+    "RefusedEntry.reply": "550 5.1.1 No such mailbox here",
+    "RefusedEntry.count": 1,
     **{
         f"{model}.{field}": value
         for model in ("DnsRecord", "DkimKeyEntry", "DkimRecords", "DkimDomainEntry")

@@ -13,7 +13,7 @@ that says its kind and a payload, and with a connection its file descriptor.
     CLEAR     end all sessions, as a drain  WAKE     there is something to summarise
     CUT       end them all now              BEAT     it is alive; timeline; if it lacks the CPU
     RELOAD    read the certificate again    LOG, METRICS, FAILED   lines, what moved, a last word
-    DRAIN     as CLEAR, then end
+    DRAIN     as CLEAR, then end             REFUSED  a recipient, why, and the reply
 
 Promises
   * `put` never waits: what the socket does not take is sent by `run`, in order.
@@ -81,6 +81,7 @@ class Kind(enum.IntEnum):
     LOG = 22
     METRICS = 23
     FAILED = 24
+    REFUSED = 25
 
 
 class Packet(NamedTuple):

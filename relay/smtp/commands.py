@@ -41,7 +41,7 @@ from relay.ports.proxy import is_local
 from relay.smtp.aiosmtpd_shim import NO_LOOP, session_attributes
 from relay.smtp.chaos import Faults
 from relay.smtp.consultation import Consultation
-from relay.smtp.dialogue import RECIPIENT_OK, SENDER_OK, Dialogue
+from relay.smtp.dialogue import FULL, RECIPIENT_OK, SENDER_OK, Dialogue
 from relay.smtp.dsn import (
     NO_PARAMETERS,
     BadParameter,
@@ -66,6 +66,7 @@ log = get_logger()
 _LONGEST_PATH = 330  # bytes with brackets; 64 and 254 are the most of an address (RFC 5321, 4.5.3)
 
 _UNKNOWN = "550 5.1.1 No such mailbox here"
+_FULL = FULL.decode()
 _NO_ADDRESS = "501 5.1.3 This is no address"
 _TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"
 
@@ -122,6 +123,7 @@ class Commands(SMTP):
             shared.misses,
             str(peer[0]),
             submission=shared.submissions is not None,
+            note=shared.note_refused,
         )
         self.dialogue = dialogue = Dialogue(shared, conversation, lines.replies, responder.kept)
         dialogue.host = responder.host
@@ -585,15 +587,15 @@ class Commands(SMTP):
         try:
             why_not = await self.waits.wait(self.dialogue.find(canonical))
             if why_not is not None:
-                return await self._miss(why_not)
+                return await self._miss(why_not, canonical)
         except OverQuota:
-            self.responder.turn_down("over_quota")
-            return "452 4.2.2 Mailbox full, try again later"
+            self.responder.turn_down("over_quota", _FULL, [canonical])
+            return _FULL
         except TemporaryFailure:
             return "451 4.3.0 Try again later"
         refusal = await self._consult("RCPT", address, options)
         if refusal is not None:
-            self.responder.turn_down("filter")
+            self.responder.turn_down("filter", refusal, [canonical])
             return refusal
         self.envelope.rcpt_options.extend(options)
         recipients[canonical] = address
@@ -601,9 +603,9 @@ class Commands(SMTP):
             self.recipients.add(canonical)
         return _RECIPIENT_OK
 
-    async def _miss(self, why: str) -> str:
+    async def _miss(self, why: str, address: str) -> str:
         """Say that a recipient is unknown, whatever it is: late, to whoever names many such."""
-        self.responder.turn_down(why)
+        self.responder.turn_down(why, _UNKNOWN, [address])
         await self.responder.slow_down()
         return _UNKNOWN
 

@@ -45,6 +45,8 @@ from relay.smtp.waits import Answer
 SENDER_OK = b"250 2.1.0 OK\r\n"
 RECIPIENT_OK = b"250 2.1.5 OK\r\n"
 STORED = b"250 2.6.0 Stored as %b\r\n"
+FULL = b"452 4.2.2 Mailbox full, try again later"
+OVER = b"550 5.1.1 No such mailbox here any more"
 CAPTURED = b"250 2.0.0 captured as %b\r\n"
 GO_AHEAD = b"354 End data with <CR><LF>.<CR><LF>\r\n"
 

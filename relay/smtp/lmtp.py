@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.accepted import Accepted
-from relay.smtp.dialogue import CAPTURED, STORED
+from relay.smtp.dialogue import CAPTURED, FULL, OVER, STORED
 from relay.smtp.lines import Lines
 from relay.smtp.responder import Responder
 
@@ -59,11 +59,11 @@ class Recipients:
             if name is not None:
                 self._lines.say(stored % str(name).encode())
             elif canonical in accepted.full:
-                self._responder.turn_down("over_quota")
-                self._lines.say(b"452 4.2.2 Mailbox full, try again later\r\n")
+                self._responder.turn_down("over_quota", FULL.decode(), [canonical])
+                self._lines.say(FULL + b"\r\n")
             else:
-                self._responder.turn_down("expired")
-                self._lines.say(b"550 5.1.1 No such mailbox here any more\r\n")
+                self._responder.turn_down("expired", OVER.decode(), [canonical])
+                self._lines.say(OVER + b"\r\n")
         if accepted.stored:
             self._responder.kept(size, accepted.stored.values())
         else:

@@ -23,7 +23,7 @@ from relay.smtp.chaos import Faults
 from relay.smtp.chunks import SIZE, ChunkedMessage
 from relay.smtp.consultation import Consultation
 from relay.smtp.data import DataDecoder
-from relay.smtp.dialogue import Dialogue
+from relay.smtp.dialogue import FULL, OVER, Dialogue
 from relay.smtp.limits import SmtpLimits
 from relay.smtp.lines import Lines, SessionOver
 from relay.smtp.lmtp import Recipients
@@ -265,14 +265,14 @@ class Reception:
 
     def _conclude(self, accepted: Accepted) -> None:
         """Say what became of the message."""
-        recipients = len(self._dialogue.transaction.recipients)
+        recipients = self._dialogue.transaction.recipients
         if accepted.error is not None:
             self._responder.refuse(b"451 4.3.0 Try again later\r\n")
         elif accepted.stored:
             self._dialogue.welcome(accepted)
         elif accepted.full:
-            self._responder.turn_down("over_quota", recipients)
-            self._responder.refuse(b"452 4.2.2 Mailbox full, try again later\r\n")
+            self._responder.turn_down("over_quota", FULL.decode(), recipients)
+            self._responder.refuse(FULL + b"\r\n")
         else:
-            self._responder.turn_down("expired", recipients)
-            self._responder.refuse(b"550 5.1.1 No such mailbox here any more\r\n")
+            self._responder.turn_down("expired", OVER.decode(), recipients)
+            self._responder.refuse(OVER + b"\r\n")

@@ -12,7 +12,7 @@ Fails: never by itself.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from relay.ports.hang_ups import unless_hung_up
 from relay.ports.peers import peer_key
 from relay.smtp.lines import Lines
 from relay.smtp.misses import Misses
+from relay.smtp.refused import Note
 from relay.smtp.syntax import enhanced
 from relay.smtp.waits import Pinned, Waits
 
@@ -69,6 +70,7 @@ class Responder:
         "_answered",
         "_lines",
         "_misses",
+        "_note",
         "_waits",
         "delayed",
         "errors",
@@ -83,10 +85,18 @@ class Responder:
     )
 
     def __init__(
-        self, lines: Lines, waits: Waits, misses: Misses, host: str, *, submission: bool
+        self,
+        lines: Lines,
+        waits: Waits,
+        misses: Misses,
+        host: str,
+        *,
+        submission: bool,
+        note: Note | None = None,
     ) -> None:
         """`misses`: who has named so many unknown recipients; `host`: the peer's;
-        `submission`: whether its messages count as submitted."""
+        `submission`: whether its messages count as submitted; `note` remembers who was refused."""
+        self._note = note
         self._lines = lines
         self._waits = waits
         self._misses = misses
@@ -151,10 +161,13 @@ class Responder:
 
     # ------------------------------------------------------------------------ of recipients
 
-    def turn_down(self, why: str, recipients: int = 1) -> None:
-        """Count recipients who get no mail, for the log and the metrics."""
-        self.turned_down[why] = self.turned_down.get(why, 0) + recipients
-        _recipients_refused[why].inc(recipients)
+    def turn_down(self, why: str, reply: str, recipients: Collection[str]) -> None:
+        """Count recipients who get no mail, for the log and the metrics, and note them."""
+        self.turned_down[why] = self.turned_down.get(why, 0) + len(recipients)
+        _recipients_refused[why].inc(len(recipients))
+        if self._note is not None:
+            for recipient in recipients:
+                self._note(recipient, why, reply)
 
     # ------------------------------------------------------------------------ waiting
 

@@ -26,6 +26,7 @@ from relay.ports.proxy import Network
 from relay.smtp.chaos import Chaos
 from relay.smtp.door import Door, served
 from relay.smtp.limits import SmtpLimits
+from relay.smtp.refused import Note
 from relay.smtp.session import Session
 from relay.smtp.shared import Authenticator, Canonical, Filter, Mailboxes, Shared, Submissions
 from relay.smtp.trampoline import Trampoline
@@ -74,12 +75,14 @@ class Server:
         chaos: Chaos | None = None,
         submissions: Submissions | None = None,
         lmtp: bool = False,
+        note_refused: Note | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `scheduling`: how sessions wait, where not on a `Trampoline`; `budget`: of the bytes of all
         messages, where others than these sessions share it; `authenticator`, `certificate`,
-        `chaos`, `submissions` and `lmtp`: as `Shared` has them; `proxies`: as `Door` does.
+        `chaos`, `submissions`, `lmtp` and `note_refused`: as `Shared` has them; `proxies`: as
+        `Door` does.
         """
         self.shared = Shared(
             mailboxes,
@@ -94,6 +97,7 @@ class Server:
             chaos=chaos,
             submissions=submissions,
             lmtp=lmtp,
+            note_refused=note_refused,
         )
         self.limits = self.shared.limits
         port = "lmtp" if lmtp else "smtp" if submissions is None else "submission"

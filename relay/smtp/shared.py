@@ -18,6 +18,7 @@ from relay.ports.memory_budget import MemoryBudget
 from relay.smtp.chaos import Chaos
 from relay.smtp.dsn import NO_PARAMETERS, MailParameters, RcptParameters
 from relay.smtp.limits import SmtpLimits
+from relay.smtp.refused import Note
 from relay.smtp.waits import Answer
 from relay.storage import AMPLE, Space
 from relay.throttle import Throttle
@@ -186,13 +187,15 @@ class Shared:
         chaos: Chaos | None = None,
         submissions: Submissions | None = None,
         lmtp: bool = False,
+        note_refused: Note | None = None,
     ) -> None:
         """`domains`: the first names us in replies, and is postmaster's; `space`: of the disk.
 
         `budget`: of the bytes of all messages, where others than these sessions share it;
         `authenticator`: who may sign in; None: nobody, AUTH is not known; `certificate`: STARTTLS;
         None: it is not offered; `chaos`: faults on demand; `submissions`: what is asked in place of
-        mailboxes, on a port for mail that leaves; `lmtp`: LMTP is spoken in place of SMTP.
+        mailboxes, on a port for mail that leaves; `lmtp`: LMTP is spoken in place of SMTP;
+        `note_refused` remembers the recipients that are refused.
         """
         self.mailboxes = mailboxes
         self.canonical = canonical
@@ -203,6 +206,7 @@ class Shared:
         self.chaos = chaos
         self.submissions = submissions
         self.lmtp = lmtp
+        self.note_refused = note_refused
         self.space = space
         self.budget = self.limits.memory_budget() if budget is None else budget
         self.misses = self.limits.misses()

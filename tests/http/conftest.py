@@ -45,6 +45,7 @@ from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signer import Signer
 from relay.settings import load
 from relay.smtp.chaos import Chaos
+from relay.smtp.refused import RefusedRecipients
 from supervisor import ChildSpec, Mailbox, Ready, Supervisor, SupervisorSpec
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
@@ -73,6 +74,7 @@ class House:
     chaos: Chaos
     history: History
     fetch: list[Callable[[str], Awaitable[bytes]]] = field(default_factory=lambda: [no_fetch])
+    refused: RefusedRecipients = field(default_factory=lambda: RefusedRecipients(trio.current_time))
 
     def __post_init__(self) -> None:
         self.store = Store(self.pool, ["relay.localhost"])
@@ -178,6 +180,7 @@ async def open_house(
     supervisor, hub, ring = Supervisor(), Hub(), LogRing()
     history = History(pool)
     chaos = Chaos()
+    refused = RefusedRecipients(trio.current_time)
     token = new_admin_token()
     # Keys as the settings give them, so that no directory is touched.
     keyring = keyring or Keyring(DataDir(Path("none")), "5a" * 32, Fernet.generate_key().decode())
@@ -223,6 +226,7 @@ async def open_house(
         devices=devices,
         budget=None,
         chaos=chaos,
+        refused=refused,
         connections=MAX_CONNECTIONS,
         resolver=functools.cache(lambda: Resolver([dns])),
         dkim_keys=dkim_keys,
@@ -279,6 +283,7 @@ async def open_house(
                         *(pool, port, supervisor, token, ring, hub, client, keyring, chaos),
                         history,
                         fetchers,
+                        refused,
                     )
                 finally:
                     supervisor.shutdown()

@@ -29,6 +29,7 @@ from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
+from relay.mailboxes.misaddressed import Misaddressed
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import enqueue
@@ -50,6 +51,8 @@ def inert(house: House) -> Deps:
         arrivals=Arrivals(house.pool),
         all_messages=AllMessages(house.pool),
         mails=Mails(house.pool, AllMessages(house.pool)),
+        refused=house.refused,
+        misaddressed=Misaddressed(house.pool),
         keys=house.keys,
         sessions=PageSessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,

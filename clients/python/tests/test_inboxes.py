@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import smtplib
 import threading
 import time
 from collections.abc import Callable
@@ -109,6 +110,7 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
         inbox.wait(timeout=0.1)
     inbox.wait_none(0.1)
     deliver(inbox.address, "Welcome")
+    inbox.wait("Welcome")  # it is parsed
     with pytest.raises(WaitTimeout) as one:
         inbox.wait("Reset", sender="bank", timeout=0.1)
     assert re.fullmatch(
@@ -124,6 +126,27 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
     inbox.wait_none(0.1, subject="Reset")
     with pytest.raises(TimeoutError):
         inbox.wait("Reset", timeout=0)
+
+
+@pytest.mark.parametrize("case", CASES["timeouts"], ids=lambda case: case["text"][:60])
+def test_both_clients_say_the_same_of_a_wait_in_vain(case: dict[str, Any]) -> None:
+    """What came, and who was refused."""
+    instead = "1 other came" if case["others"] else "nothing came"
+    error = WaitTimeout("'Reset'", 2.0, instead, case["others"], case["refused"])
+    assert str(error) == case["text"]
+
+
+def test_a_wait_in_vain_says_who_was_refused(inbox: Inbox, deliver: Deliver) -> None:
+    """As where an application mails a mistyped address."""
+    mistyped = inbox.address.replace("@", "x@")
+    with pytest.raises(smtplib.SMTPRecipientsRefused):
+        deliver(mistyped)
+    with pytest.raises(WaitTimeout) as one:
+        inbox.wait("Reset", timeout=0.1)
+    assert str(one.value) == (
+        "waited 0.1 s for 'Reset'; nothing came; 1 recipient was refused meanwhile:"
+        f" {mistyped} (550 5.1.1 No such mailbox here)"
+    )
 
 
 def test_a_long_wait_is_asked_for_in_parts(

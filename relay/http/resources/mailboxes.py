@@ -14,11 +14,13 @@ many as the plan allows.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from datetime import timedelta
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 from quart import Response, request
 
+from relay.chance import utc_now
 from relay.crypto import hash_source
 from relay.http.callers import address_of
 from relay.http.operations import (
@@ -38,6 +40,9 @@ from relay.http.operations import (
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found
 from relay.http.routing import Api
+from relay.times import rfc3339
+
+_MOST_REFUSED = 100
 
 
 class NewMailbox(Form):
@@ -94,6 +99,19 @@ class MailboxEntry(View):
     max_bytes: int | None
     plan: str
     created_at: Instant
+
+
+class RefusedEntry(View):
+    """A recipient that SMTP has refused."""
+
+    address: str
+    why: Annotated[
+        Literal["unknown", "expired", "over_quota", "filter"],
+        Field(description="`expired`: its mailbox is over, or was deleted"),
+    ]
+    reply: Annotated[str, Field(description="the last one to RCPT, or to the message")]
+    at: Annotated[Instant, Field(description="when it was refused last")]
+    count: Annotated[int, Field(description="how often it was refused")]
 
 
 class AllowanceEntry(View):
@@ -253,6 +271,50 @@ def register(api: Api) -> None:
         if usage is None:
             raise mailbox_not_found()
         return json_response(replace(call.mailbox, usage=usage).as_json())
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes/<address>/refused",
+        Operation(
+            "listRefused",
+            "List recipients that SMTP has refused since a mailbox was made",
+            "mailboxes",
+            Access.MAILBOX,
+            (
+                Answer(200, "the newest hundred, newest first", list[RefusedEntry]),
+                MAILBOX_NOT_FOUND,
+            ),
+            scope="read",
+            details="For a test in which no mail came: a mistyped address is refused, and only its "
+            "sender hears of it. The administrator is shown all. Who else holds the mailbox is "
+            "shown its own address, those of other mailboxes of the same owner, also if they are "
+            "over, and an address that nobody has and that is this one but for up to three "
+            "characters in one place (of a local part of twelve at least). This node remembers "
+            "1,000 for an hour, until it is started again.",
+        ),
+    )
+    async def refused(call: Call) -> Response:
+        mailbox, now = call.mailbox, utc_now()
+        lived = (mailbox.expires_at - mailbox.created_at).total_seconds() - mailbox.expires_in
+        found = api.deps.refused.within(lived)
+        told = await api.deps.misaddressed.told_of(
+            mailbox,
+            [one.address for one in found],
+            administrator=call.caller is not None and call.caller.credential.administrator,
+        )
+        shown = [one for one in found if one.address in told][:_MOST_REFUSED]
+        return json_response(
+            [
+                {
+                    "address": one.address,
+                    "why": one.why,
+                    "reply": one.reply,
+                    "at": rfc3339(now - timedelta(seconds=one.ago)),
+                    "count": one.times,
+                }
+                for one in shown
+            ]
+        )
 
     @api.add(
         "DELETE",

@@ -17,6 +17,8 @@ export default {
   "List the caller's live mailboxes, newest first": "Die eigenen aktiven Postfächer auflisten, neueste zuerst",
   "Show how many mailboxes the caller has, and what the plan allows": "Zeigen, wie viele Postfächer der Aufrufer hat und was der Tarif erlaubt",
   "Show a mailbox": "Ein Postfach zeigen",
+  "List recipients that SMTP has refused since a mailbox was made": "Empfänger auflisten, die SMTP abgewiesen hat, seit es ein Postfach gibt",
+  "For a test in which no mail came: a mistyped address is refused, and only its sender hears of it. The administrator is shown all. Who else holds the mailbox is shown its own address, those of other mailboxes of the same owner, also if they are over, and an address that nobody has and that is this one but for up to three characters in one place (of a local part of twelve at least). This node remembers 1,000 for an hour, until it is started again.": "Für einen Test, in dem keine Mail kam: Eine vertippte Adresse wird abgewiesen, und davon hört nur der Absender. Die Administration sieht alle. Wer sonst das Postfach hat, sieht dessen Adresse, die der anderen Postfächer desselben Inhabers, auch der abgelaufenen, und eine, die niemand hat und die von dieser an einer Stelle um bis zu drei Zeichen abweicht (bei mindestens zwölf Zeichen vor dem @). Dieser Knoten merkt sich 1.000 für eine Stunde, bis er neu gestartet wird.",
   "End a mailbox": "Ein Postfach beenden",
   "Put a mail of the relay's own into a mailbox, to see one come": "Eine Mail des Relays selbst in ein Postfach legen, um eine ankommen zu sehen",
   "Wait for a message": "Auf eine Nachricht warten",

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import trio
 from pydantic import TypeAdapter, ValidationError
 
 from relay.http.problems import invalid
@@ -290,3 +291,58 @@ def test_a_list_is_called_a_list():
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(tuple[str, ...]).validate_python("a@b")
     assert "it must be a list" in invalid(caught.value, "body").detail
+
+
+async def refused_of(house: House, address: str, headers: dict[str, str]) -> list[str]:
+    """The refused recipients that the holder of a mailbox is shown."""
+    answer = await house.client.get(f"/api/v1/mailboxes/{address}/refused", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return [one["address"] for one in answer.json()]
+
+
+async def test_refused_recipients_are_shown_to_whom_they_concern(house: House) -> None:
+    """A slip of one's own address and what one had; to the administrator all; to nobody else."""
+    mine, others = await house.key("read"), await house.key("read", "send")
+    made = [
+        (await house.client.post("/api/v1/mailboxes", headers=key)).json()["address"]
+        for key in (mine, mine, others)
+    ]
+    over = made[1]
+    await house.expire(over)
+    anonymous, session = await house.mailbox()
+    slips = {address: address.replace("@", "x@") for address in (made[0], made[2], anonymous)}
+    for address in (*slips.values(), over, "nobody@relay.localhost"):
+        house.refused.note(address, "unknown", "550 5.1.1 No such mailbox here")
+    assert await refused_of(house, made[0], mine) == [over, slips[made[0]]]
+    assert await refused_of(house, made[2], others) == [slips[made[2]]]
+    assert await refused_of(house, anonymous, session) == [slips[anonymous]]
+    assert len(await refused_of(house, anonymous, house.admin)) == 5
+    answer = await house.client.get(f"/api/v1/mailboxes/{made[0]}/refused", headers=others)
+    assert answer.status_code == 404
+    # A mailbox at the slip: from then on it is somebody's.
+    local_part = slips[made[0]].partition("@")[0]
+    new = {"local_part": local_part}
+    assert (
+        await house.client.post("/api/v1/mailboxes", headers=others, json=new)
+    ).status_code == 201
+    assert await refused_of(house, made[0], mine) == [over]
+
+
+async def test_a_refused_recipient_says_why_and_when(house: House) -> None:
+    """Since the mailbox was made, and how often."""
+    house.refused.note("before@relay.localhost", "unknown", "550")
+    await trio.sleep(0.01)
+    address, session = await house.mailbox()
+    house.refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
+    house.refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
+    answer = await house.client.get(f"/api/v1/mailboxes/{address}/refused", headers=house.admin)
+    (one,) = answer.json()
+    at = datetime.fromisoformat(one.pop("at"))
+    assert abs((at - datetime.now(UTC)).total_seconds()) < 60
+    assert one == {
+        "address": address,
+        "why": "over_quota",
+        "reply": "452 4.2.2 Mailbox full, try again later",
+        "count": 2,
+    }
+    assert await refused_of(house, address, session) == [address]

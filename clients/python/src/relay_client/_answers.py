@@ -70,6 +70,8 @@ INBOX = _record(address=_text, session_token=_token)
 _ENTRY = _record(id=_text, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
 LIST = _every(_ENTRY)
 
+REFUSED = _every(_record(address=_text, reply=_text))
+
 MESSAGE = _record(
     id=_text,
     from_address=_maybe_text,

@@ -211,16 +211,26 @@ def _in_vain(
 ) -> Flow[WaitTimeout]:
     """Return what a wait in vain ends with; `found` are the ids of what was waited for and came."""
     limit = min(len(found) + _OTHERS + 1, _PAGE)
+    deadline = time.monotonic() + _LISTS_WITHIN
     try:
         entries: list[JSON] = yield from call_json(
-            handle.get("/messages", {"limit": limit}),
-            _answers.LIST,
-            time.monotonic() + _LISTS_WITHIN,
+            handle.get("/messages", {"limit": limit}), _answers.LIST, deadline
         )
     except RelayError as error:
         return WaitTimeout(what, timeout, f"what came cannot be listed: {error}")
     others = [_line(entry) for entry in entries if entry["id"] not in found]
-    return WaitTimeout(what, timeout, _instead(len(others), bool(found)), others[:_OTHERS])
+    refused = yield from _refused(handle, deadline)
+    instead = _instead(len(others), bool(found))
+    return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused)
+
+
+def _refused(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
+    """Ask whom SMTP refused; nobody, of a relay that does not know."""
+    try:
+        found: list[JSON] = yield from call_json(handle.get("/refused"), _answers.REFUSED, deadline)
+    except RelayError:
+        return []
+    return [f"{one['address']} ({one['reply']})" for one in found]
 
 
 def _instead(count: int, some_found: bool) -> str:

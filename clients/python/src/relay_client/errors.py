@@ -58,26 +58,48 @@ class Refused(RelayError):
 
 
 class WaitTimeout(RelayError, TimeoutError):
-    """Nothing that was waited for came in time; the text lists what did come.
+    """Nothing that was waited for came in time; the text lists what did come, and who was refused.
 
     `wanted` is what was waited for, in words, `timeout` for how long, in seconds.
     """
 
     def __init__(
-        self, wanted: str, timeout: float, instead: str, others: Sequence[str] = ()
+        self,
+        wanted: str,
+        timeout: float,
+        instead: str,
+        others: Sequence[str] = (),
+        refused: Sequence[str] = (),
     ) -> None:
-        super().__init__(wanted, timeout, instead, others)
+        super().__init__(wanted, timeout, instead, others, refused)
         self.wanted = wanted
         self.timeout = timeout
         self.instead = instead
         """What there is in its place, as a clause: `nothing came`, `2 others came`."""
         self.others = tuple(others)
         """A line for each message that came and was not waited for, the newest first."""
+        self.refused = tuple(refused)
+        """A line for each recipient that SMTP refused since the inbox was made, and whose business
+        that is; the newest first."""
 
     def _said(self) -> str:
         listed = "".join(f"\n  {other}" for other in self.others)
         said = f"{self.instead}:{listed}" if listed else self.instead
+        if self.refused:
+            said += ("\n" if listed else "; ") + _meanwhile(self.refused)
         return f"waited {self.timeout:g} s for {self.wanted}; {said}"
+
+
+_REFUSED = 5  # lines of recipients in a text
+
+
+def _meanwhile(refused: Sequence[str]) -> str:
+    """Say in words who was refused."""
+    if len(refused) == 1:
+        return f"1 recipient was refused meanwhile: {refused[0]}"
+    newest = f", the newest {_REFUSED}" if len(refused) > _REFUSED else ""
+    listed = "".join(f"\n  {one}" for one in refused[:_REFUSED])
+    return f"{len(refused)} recipients were refused meanwhile{newest}:{listed}"
 
 
 class UnexpectedMail(RelayError, AssertionError):

@@ -1,0 +1,77 @@
+"""Which recipients SMTP has refused of late, for those who ask why no mail came.
+
+Promises: nothing here waits, and memory is bounded, whatever strangers send: `MOST` addresses, each
+with what it was answered last, for an hour.  It is forgotten with the process, and is another one
+on each node.
+
+Fails: never.
+
+Whoever may hear of an address is another's to say (`relay.mailboxes.misaddressed`).
+
+Pure: no I/O, no clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+LONGEST_ADDRESS, LONGEST_REPLY = 320, 200
+"""Characters that are kept."""
+
+
+class RefusedRecipient(NamedTuple):
+    """An address that was refused: why, in what words, and how often since it is remembered.
+
+    `why` is unknown, expired, over_quota or filter; `ago` the seconds since the last time.
+    """
+
+    address: str
+    why: str
+    reply: str
+    ago: float
+    times: int
+
+
+Note = Callable[[str, str, str], object]
+"""Takes an address that is refused, why, and the reply."""
+
+
+class RefusedRecipients:
+    """The recipients that were refused within the last hour, the newest of them."""
+
+    MOST = 1000
+    """How many are remembered; above, the one that was refused longest ago is forgotten."""
+
+    KEPT = 3600.0
+    """Seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now`: seconds of any clock that only rises."""
+        self._now = now
+        self._refused: dict[str, tuple[str, str, float, int]] = {}  # the newest last
+
+    def __len__(self) -> int:
+        return len(self._refused)
+
+    def note(self, address: str, why: str, reply: str) -> None:
+        """Remember a recipient that is refused."""
+        address, reply = address[:LONGEST_ADDRESS], " ".join(reply.split())[:LONGEST_REPLY]
+        now = self._now()
+        *_, count = self._refused.pop(address, (0,))
+        while self._refused:
+            oldest = next(iter(self._refused))
+            if len(self._refused) < self.MOST and now - self._refused[oldest][2] <= self.KEPT:
+                break
+            del self._refused[oldest]
+        self._refused[address] = why, reply, now, count + 1
+
+    def within(self, seconds: float) -> list[RefusedRecipient]:
+        """Return those of so many last seconds, the newest first."""
+        now = self._now()
+        found: list[RefusedRecipient] = []
+        for address, (why, reply, at, count) in reversed(self._refused.items()):
+            if now - at > min(seconds, self.KEPT):
+                break
+            found.append(RefusedRecipient(address, why, reply, now - at, count))
+        return found
