@@ -31,7 +31,7 @@ _TRUE, _FALSE = struct.pack(">i?", 1, True), struct.pack(">i?", 1, False)
 _SIXTEEN = struct.pack(">i", 16)
 
 
-TEXT, BYTEA, ONE_UUID, BOOLEAN, SMALLINT, BIGINT, DOUBLE = 25, 17, 2950, 16, 21, 20, 701
+TEXT, BYTEA, ONE_UUID, BOOLEAN, SMALLINT, DOUBLE = 25, 17, 2950, 16, 21, 701
 UUIDS, BIGINTS, TEXTS, BYTEAS, BOOLEANS = 2951, 1016, 1009, 1001, 1000
 SMALLINTS, DOUBLES, REALS = 1005, 1022, 1021
 """Types of parameters (OIDs), for a `relay.db.connection.Statement`."""
