@@ -129,8 +129,8 @@ def test_puts_links_that_act_first():
         (r"https://evil.example/a?b=\#\c", r"https://evil.example/a?b=\#\c"),
         ("https://shop.ex\tample/\r\na\n", "https://shop.example/a"),
         (
-            "https://a.example/&#155;2J\x9b31m\x1b[2J",
-            "https://a.example/%C2%9B2J%C2%9B31m%1B[2J",
+            "https://a.example/&#157;2J\x9b31m\x1b[2J",
+            "https://a.example/%C2%9D2J%C2%9B31m%1B[2J",
         ),
         ("https://a.example/ ##vso[a]", "https://a.example/%20##vso[a]"),
         (
