@@ -15,6 +15,13 @@ Layout::
 Promises: two relays never share a directory (the second is a `ConfigError`, the first is
 unhurt; the lock is the kernel's, so a kill -9 leaves nothing to clean up); `relay.json` is
 never seen half-written; a file left behind by a killed relay is recognised as stale.
+
+What is in the directory is believed: keys that sign, and where commands find their relay.  So it
+must be nobody else's.  A directory, a secret or a `relay.json` that belongs to another user (root's
+are believed), or that everybody may write to, is a `ConfigError`: on a machine of several users it
+may have been put there before the first start.  That a group may write is its owner's will.  What
+is mounted in this place is believed whatever its owner and mode are: only root mounts, and volumes
+of containers come so (an emptyDir is root's, with mode 0777).
 """
 
 from __future__ import annotations
@@ -22,6 +29,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +38,9 @@ from typing import Any
 
 from relay import files
 from relay.errors import ConfigError, Occupied
+
+SECRETS = ("secret_key", "encryption_keys", "device_key")
+"""Files of keys, where no setting gives them."""
 
 
 class DataDir:
@@ -45,7 +57,9 @@ class DataDir:
         """Make the directories and take the lock, or raise `ConfigError`."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._must_be_ours(self.path)
             (self.path / "run").mkdir(mode=0o700, exist_ok=True)
+            self._must_be_ours(self.path / "run")
             lock = os.open(self.path / "run" / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(
@@ -76,8 +90,13 @@ class DataDir:
         self.run_file.unlink(missing_ok=True)
 
     def read_run(self) -> dict[str, Any] | None:
-        """Return what a running relay published, or None where none runs."""
+        """Return what a running relay published, or None where none runs.
+
+        `ConfigError` where another user may have written it: whoever asks would be somebody else's.
+        """
         try:
+            for place in (self.path, self.run_file.parent, self.run_file):
+                self._must_be_ours(place)
             entries = json.loads(self.run_file.read_text())
         except (OSError, ValueError):
             return None
@@ -117,6 +136,7 @@ class DataDir:
         """Return the secret of this name; made, and kept, where there is none yet."""
         file = self.path / name
         try:
+            self._must_be_ours(file)
             return file.read_text().strip()
         except FileNotFoundError:
             text = make()
@@ -126,6 +146,38 @@ class DataDir:
     def keep(self, name: str, text: str) -> None:
         """Replace a kept secret: whole or not at all, durably, mode 0600."""
         files.replace(self.path / name, text.encode() + b"\n")
+
+    def check(self) -> None:
+        """Raise `ConfigError` if another user may have written what is believed here."""
+        for name in (".", "run", "run/relay.json", *SECRETS):
+            if (self.path / name).exists():
+                self._must_be_ours(self.path / name)
+
+    def _must_be_ours(self, place: Path) -> None:
+        """Raise `ConfigError` for what another user owns, or everybody may write to."""
+        found = place.stat()
+        if self.path.resolve().is_mount():
+            return
+        if found.st_uid not in {os.geteuid(), 0}:
+            owner = _name(found.st_uid)
+            raise ConfigError(
+                f"{place} belongs to another user ({owner}), whose keys may be in it: run this as "
+                f"{owner}, or name another data directory with --data-dir or RELAY_DATA_DIR."
+            )
+        if found.st_mode & stat.S_IWOTH:
+            raise ConfigError(
+                f"{place} can be written to by everybody (mode {stat.S_IMODE(found.st_mode):04o}): "
+                "look that what is in it is yours, and take that away with "
+                f"`chmod -R o-w {self.path}`, or name another data directory with --data-dir or "
+                "RELAY_DATA_DIR."
+            )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _locked(lock: int, *, shared: bool = False, patience: float = 0.0) -> bool:

@@ -302,20 +302,28 @@ def test_the_workflow_starts_a_relay_that_tests_can_use(tmp_path: Path) -> None:
     program.chmod(0o755)
     relay = RelayProcess(tmp_path / "relay")
     relay.lay_server()
-    assert job["env"].keys() == {"RELAY_DATA_DIR"}
+    assert "env" not in job
     env = {
         **os.environ,
         **relay.env,
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "RELAY_DATA_DIR": str(relay.data_dir),
-        "RUNNER_TEMP": str(tmp_path),
+        "RUNNER_TEMP": str(relay.data_dir.parent),
         "GITHUB_ENV": str(tmp_path / "env"),
     }
     try:
-        done = subprocess.run(["bash", "-e", "-c", step], env=env, timeout=90, check=False)
+        done = subprocess.run(
+            ["bash", "-e", "-c", step],
+            env=env,
+            timeout=90,
+            check=False,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert done.returncode == 0
         said = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
         assert said["RELAY_URL"] == "http://127.0.0.1:8025"
+        assert said["RELAY_DATA_DIR"] == f"{relay.data_dir.parent}/relay"
+        assert done.stdout == f"::add-mask::{said['RELAY_TOKEN']}\n"
         running = json.loads(relay.run_file.read_text())
         answer = httpx.get(
             f"{running['http']}/api/v1/info",

@@ -56,8 +56,9 @@ def _patient(config: Path | None, data_dir: Path) -> Patient:
     from relay.settings import Settings, as_chosen, load
 
     data = DataDir(data_dir)
-    run = data.read_run()
-    here, fault = None, ""
+    run, here, fault = None, None, ""
+    with contextlib.suppress(ConfigError):  # of a directory that is not ours: a finding of its own
+        run = data.read_run()
     try:
         here = load(config=config)
     except ConfigError as error:

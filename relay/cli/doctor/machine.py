@@ -280,6 +280,12 @@ def check_data_directory(patient: Patient) -> Iterator[Finding]:
         )
         return
     mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        patient.data.check()
+    except ConfigError as error:
+        found, _, advice = str(error).partition(": ")
+        yield Finding("data directory", FAIL, found, advice)
+        return
     if mode & 0o077:
         yield Finding(
             "data directory",
