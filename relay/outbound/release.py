@@ -31,6 +31,9 @@ from relay.outbound.message import (
 )
 from relay.outbound.submitted import Submitted, has_header
 
+_WILD = re.compile(r"[*?]")
+_LEADS_ON = re.compile(r"[%!@]")
+
 
 class NotAllowed(PermanentFailure):
     """A recipient matches no pattern (403)."""
@@ -40,15 +43,26 @@ class NotAllowed(PermanentFailure):
 
 
 class Patterns:
-    """Patterns of addresses: `*` is anything, `?` one character, and case is none."""
+    """Patterns of addresses: `*` is anything, `?` one character, and case is none.
+
+    Of an address that may lead on from there, `*` and `?` are nothing: some servers pass
+    `user%evil.example@example.org`, `evil.example!user@example.org` and
+    `"user@evil.example"@example.org` on to evil.example.  A pattern without them is an address.
+    """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        spelled = ("".join(map(_expression, pattern.lower())) for pattern in patterns)
-        self._any = re.compile("|".join(spelled) or r"(?!)")
+        lowered = [pattern.lower() for pattern in patterns]
+        self._alone = {pattern for pattern in lowered if not _WILD.search(pattern)}
+        spelled = ("".join(map(_expression, one)) for one in lowered if one not in self._alone)
+        self._any = re.compile("|".join(spelled) or r"(?!)", re.DOTALL)
 
     def match(self, address: str) -> bool:
         """Whether one of them is an address's."""
-        return self._any.fullmatch(address.lower()) is not None
+        address = address.lower()
+        if address in self._alone:
+            return True
+        local_part = address.rpartition("@")[0]
+        return not _LEADS_ON.search(local_part) and self._any.fullmatch(address) is not None
 
 
 def released(

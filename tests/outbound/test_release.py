@@ -98,3 +98,22 @@ def test_one_recipient_who_may_not_is_enough():
     for wrong in ("nobody", "a@b\r\nBcc: c@d", "a@example.org, b@evil.example"):
         with pytest.raises(MalformedMessage, match=r"to\[0\]"):
             release(to=[wrong], patterns=["*"])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "evil%evil.example@example.org",
+        "evil.example!evil@example.org",
+        "a!b!c@example.org",
+        '"evil@evil.example"@example.org',
+        '"evil%evil.example"@example.org',
+    ],
+)
+def test_a_wildcard_takes_nothing_that_leads_on(address: str) -> None:
+    """What a server may pass on to elsewhere is allowed by its whole name alone."""
+    for pattern in ("*@example.org", "*", "?*example.org", f"*{address[1:]}"):
+        assert not Patterns([pattern]).match(address)
+    assert Patterns(["*@example.org", address.upper()]).match(address)
+    assert Patterns(["*@example.org"]).match("ok+a.b@EXAMPLE.org")
+    assert not Patterns([]).match(address)
