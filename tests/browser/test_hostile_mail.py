@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.hostile import (
@@ -168,3 +168,33 @@ def test_what_breaks_parsers_is_listed_and_opens(relay: RelayProcess, browse: Br
         assert page.evaluate("window.hacked") is None
         assert visit.console == []
         assert visit.errors == []
+
+
+def test_an_address_turns_nothing_around_it(relay: RelayProcess, browse_at_home: Browse) -> None:
+    """Of a sender that is written backwards only the address itself is: the host stays before the
+    bracket, and the recipient behind the arrow.  (What comes now has no such characters any more;
+    what came before may.)"""
+    sender = "x\u202eelpmaxe.knab-ecivres@evil.example"
+
+    def turned(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json() | {"from_address": sender}
+        found["headers"]["To"] = f"\u202e<{sender}>"
+        route.fulfill(response=answer, json=found)
+
+    with browse_at_home() as visit:
+        page = visit.page
+        page.goto(relay.run["http"])
+        address = create_inbox(page)
+        page.route(re.compile(r"/messages/[0-9a-f-]{36}$"), turned)
+        deliver(relay, address, mail("turned", "Hi", None))
+        page.get_by_role("link", name="turned", exact=True).click()
+        expect(page.locator("#message-subject")).to_have_text("turned")
+        whom = page.locator("#message-facts bdi")
+        expect(whom).to_have_text([sender, address])
+        # Each may be on two lines.
+        ends = whom.first.evaluate("one => [...one.getClientRects()].at(-1).right")
+        begins = whom.last.evaluate("one => one.getClientRects()[0].left")
+        assert ends < begins
+        named = page.locator(".head p.small bdi")
+        expect(named).to_have_text(f"\u202e<{sender}>")

@@ -211,7 +211,7 @@ export class Reader {
       h("header.head",
         subject,
         h("p", { id: "message-facts" },
-          h("b", { text: senderOf(sender), dir: "auto" }), senderOf(sender) === message.from_address ? "" : ` <${message.from_address}>`, ` → ${message.to}`),
+          h("b", { text: senderOf(sender), dir: "auto" }), senderOf(sender) === message.from_address ? "" : [" <", h("bdi", message.from_address), ">"], " → ", h("bdi", message.to)),
         ["To", "Cc"].map((name) => fieldOf(message, name)),
         h("p.bar.facts",
           h("time", { dateTime: message.received_at, text: when(message.received_at) }), h("span", bytes(message.size)),
@@ -237,8 +237,8 @@ function fieldOf(message, name) {
   const said = valuesOf(message.headers, name.toLowerCase()).join(", ").slice(0, 2000);
   const alone = said.replace(/^.*<|>\s*$/g, "").trim().toLowerCase();
   return !said || alone === message.to.toLowerCase() ? "" : said.length > 200
-    ? h("details.small.named", h("summary", { text: `${name}: ${said.slice(0, 60)}…`, dir: "auto" }), said)
-    : h("p.small", { text: `${name}: ${said}`, dir: "auto" });
+    ? h("details.small.named", h("summary", `${name}: `, h("bdi", `${said.slice(0, 60)}…`)), h("bdi", said))
+    : h("p.small", `${name}: `, h("bdi", said));
 }
 
 const WIDTH = "relay.preview_width";
