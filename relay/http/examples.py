@@ -81,6 +81,7 @@ QUERIES: Mapping[str, Mapping[str, Any]] = {
     "listMessages": {"limit": 10},
     "listAllMessages": {"q": "subject:code is:unread", "limit": 10},
     "markMessagesRead": {"q": "from:shop"},
+    "countMessages": {"q": "from:shop"},
     "changeMessages": {"q": "from:shop"},
     "changeMailboxMessages": {"q": "*"},
     "deleteMailboxMessages": {"q": "before:2026-11-01"},
@@ -367,6 +368,7 @@ FIELDS: Mapping[str, Any] = {
 
 SPECIAL: Mapping[str, Any] = {
     "Health.status": "ok",
+    "Counted.more": False,
     "Readiness.status": "ready",
     "Document.tags": [{"name": "mailboxes", "description": "Make an inbox"}],
     "Link.code": "9f8e7d6c",

@@ -59,6 +59,7 @@ from relay.mailboxes.walks import SECONDS, Walk
 BULK_SECONDS = 20.0
 """How long a bulk call goes on beginning steps: well within the time that a call of it has."""
 _BULK = 500  # messages that one statement of a bulk call changes
+_COUNTED = 10_000  # messages that one statement counts
 _PLACED = 6  # columns
 _STEP = 4096
 # OFFSET 0: these messages and no others, whatever the statistics say.
@@ -191,6 +192,33 @@ class AllMessages:
     async def tags(self, reach: Reach) -> list[str]:
         """The tags of these messages, by the alphabet; as far as `relay.mailboxes.tags` looks."""
         return await tags_of(self._pool, reach)
+
+    async def count(self, reach: Reach, terms: Sequence[Term] = ()) -> tuple[int, bool]:
+        """How many fulfil all terms, and whether there may be more: one search's time is counted.
+
+        Of a long list that is a part.
+        """
+        count, below = 0, None
+        until = trio.current_time() + self._seconds
+        while True:
+            stretch = await Walk(self._pool, reach, terms, seconds=self._seconds).find(
+                below=below, limit=_COUNTED
+            )
+            if stretch.ids:
+                count += await self._pool.fetch_value(
+                    f"""
+                    SELECT count(*)
+                    {_FROM}
+                    WHERE m.id = ANY (%(ids)s)
+                      AND {LIVE}
+                      AND {reach.sql}
+                    """,
+                    {"ids": stretch.ids, **reach.values()},
+                )
+            if (below := stretch.below) is None:
+                return count, False
+            if trio.current_time() >= until:
+                return count, True
 
     async def delete(self, reach: Reach, terms: Sequence[Term]) -> int:
         """Delete all matches for good; return how many there were.

@@ -22,6 +22,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -34,7 +35,15 @@ from urllib.parse import quote
 
 import psycopg
 import trio
-from playwright.sync_api import Browser, Error, Page, Route, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Error,
+    Page,
+    Request,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from tests.browser.conftest import ARGUMENTS, SIZES, Visit
 from tests.browser.steps import (
@@ -250,6 +259,10 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         for number in range(4):
             account = {"email": f"user{number}@customer.example", "login": f"user{number}"}
             api.post("/api/v1/accounts", json=account).raise_for_status()
+        for number, count in ((1, 3), (2, 1)):
+            for size in range(count):
+                blobs = f"/api/v1/devices/{number:064x}/blobs"
+                api.post(blobs, content=bytes(900 * (size + 1))).raise_for_status()
         suppressed = {"address": "gone@example.org", "reason": "hard bounce"}
         api.post("/api/v1/suppressions", json=suppressed).raise_for_status()
         eventually_sync(
@@ -310,9 +323,13 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "release": (at("Invoice"), partial(_press, "Forward")),
         "delete-inbox": (f"mail/{ADA}", partial(_press, "Delete this inbox")),
         "chosen": ("mail/all", _choose),
+        "queue-chosen": ("queue", _choose),
         "palette": ("mail/all", _palette),
         "keys-help": ("mail/all", lambda page: page.keyboard.press("?")),
-        "cancel-all": ("queue/queued", partial(_press, "cancel")),
+        "cancel-all": (
+            "queue/queued",
+            lambda page: page.locator("#acts [data-verb=cancel]").click(),
+        ),
         "retry-group": (
             "queue/failures",
             lambda page: page.locator("#failures button").first.click(),
@@ -329,10 +346,7 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "revoke": ("keys", partial(_press, "revoke")),
         "settings-found": ("settings?q=retention", None),
     }
-    german = {
-        name: views[name]
-        for name in ("mail", "newsletter", "queue", "failure", "overview", "accounts", "domains")
-    } | {"keys": "keys", "settings": "settings", "logs": "logs"}
+    german = {name: views[name] for name in _GERMAN}
     return (
         {name: Shot(view) for name, view in views.items()}
         | {name: Shot(view, act) for name, (view, act) in opened.items()}
@@ -377,13 +391,14 @@ def _comes(relay: RelayProcess, page: Page) -> None:
 
 
 def _choose(page: Page) -> None:
-    for at in (0, 1, 3):
-        page.locator("#messages .pick input").nth(at).check()
+    for at in (3, 4, 6):
+        page.locator(".row .pick input").nth(at).check()
 
 
 def _palette(page: Page) -> None:
     page.keyboard.press("Control+k")
-    page.keyboard.type("in")
+    page.keyboard.type("invoice")
+    expect(page.locator("#palette li").first).to_contain_text("invoice")
 
 
 def _restart(page: Page) -> None:
@@ -407,11 +422,12 @@ def _find(page: Page) -> None:
 
 
 FIRST = {
-    "first-visit": Shot("mail/all"), "first-inboxes": Shot("mail"), "first-sent": Shot("mail/sent"),
-    "first-rails": Shot("mail/all", partial(_press, "Rails")), "first-queue": Shot("queue"),
-    "first-failures": Shot("queue/failures"), "first-overview": Shot("queue/overview"),
-    "first-accounts": Shot("accounts"), "first-devices": Shot("devices"),
-    "first-keys": Shot("keys"), "first-logs": Shot("logs?text=nothing"),
+    "first-now": Shot("now"), "first-visit": Shot("mail/all"), "first-inboxes": Shot("mail"),
+    "first-sent": Shot("mail/sent"), "first-rails": Shot("mail/all", partial(_press, "Rails")),
+    "first-queue": Shot("queue"), "first-failures": Shot("queue/failures"),
+    "first-overview": Shot("queue/overview"), "first-accounts": Shot("accounts"),
+    "first-devices": Shot("devices"), "first-domains": Shot("domains"), "first-keys": Shot("keys"),
+    "first-logs": Shot("logs?text=nothing"),
 }  # fmt: skip
 _PAGES = {
     "docs": Shot("/docs"), "docs-call": Shot("/docs#waitForMessage"),
@@ -419,12 +435,68 @@ _PAGES = {
     "docs-found": Shot("/docs", _find), "docs-problems": Shot("/docs#problems"),
     "problem": Shot("/problems/quota"),
 }  # fmt: skip
+_GERMAN = (
+    "now", "mail", "newsletter", "invoice", "queue", "queue-queued", "failures", "failure",
+    "overview", "accounts", "devices", "domains", "keys", "settings", "logs",
+)  # fmt: skip
 _ALONE = ("signed-out", "signin", "own-inbox")  # of who has not signed in
-_STILL = 600  # ms, after which a view has what it asked for
+_PATIENCE = 15.0  # seconds that a view has to be filled
+_REST = 150  # ms that nothing may come in, once it is
+
+# What a picture has to wait for, in words; null: nothing.
+_UNFILLED = r"""() => {
+    const seen = (one) => one.checkVisibility({ visibilityProperty: true });
+    const all = (selector) => [...document.querySelectorAll(selector)].filter(seen);
+    if (document.readyState !== "complete") return "the document";
+    const main = document.querySelector("main");
+    if (!main?.querySelector(":not(h1)")) return "the view";
+    const frame = all("#message-html").find((one) => !one.classList.contains("seen"));
+    if (frame) return "the frame";
+    const reader = all(".reader article").find((one) => !one.childElementCount);
+    if (reader) return "the reader";
+    const framed = all("iframe").flatMap((one) => [...one.contentDocument?.images ?? []]);
+    if (![...document.images, ...framed].every((one) => one.complete)) return "a picture";
+    const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (words.nextNode()) {
+        const said = words.currentNode.data.trim();
+        const { parentElement: place } = words.currentNode;
+        const yet = place.closest("#flow, #health") ? /(^| )…$/ : /^(Loading|Lädt|Asking|DNS).*…$/;
+        if (yet.test(said) && seen(place)) return said;
+    }
+    const moves = document.getAnimations().some(({ effect }) => !effect.target.closest("#flow"));
+    return moves ? "a movement" : null;
+}"""
 
 
-def _keep(visit: Visit, out: Path, shown: str, wrong: list[str], name: str) -> None:
-    visit.page.wait_for_timeout(_STILL)
+class Calls:
+    """What a page has asked for and not been answered.
+
+    An answer counts as soon as it begins: a stream has no end, nor, for a browser, has an answer
+    that no script reads.
+    """
+
+    def __init__(self, page: Page) -> None:
+        self.open: set[Request] = set()
+        page.on("request", lambda request: self.open.add(request))
+        page.on("response", lambda response: self.open.discard(response.request))
+        page.on("requestfailed", lambda request: self.open.discard(request))
+
+
+def _filled(page: Page, calls: Calls) -> None:
+    """Wait until a view has what it asked for, and shows it."""
+    ends = time.monotonic() + _PATIENCE
+    why: object = None
+    while time.monotonic() < ends:
+        page.wait_for_timeout(_REST)
+        asked = [one.url for one in calls.open]
+        why = asked or page.evaluate(_UNFILLED)
+        if not why:
+            return
+    raise AssertionError(f"the view waits for {why}")
+
+
+def _keep(visit: Visit, calls: Calls, out: Path, shown: str, wrong: list[str], name: str) -> None:
+    _filled(visit.page, calls)
     visit.page.screenshot(path=out / f"{name}-{shown}.png")
     if visit.overflow() > 0:
         wrong.append(f"{name}, {shown}: {visit.overflow()} px too wide")
@@ -484,7 +556,8 @@ def capture(
         with closing(context):
             context.route("https://*.shop.example/**", _remote)
             visit = Visit(context, context.new_page(), f"{width}-{scheme}")
-            keep = partial(_keep, visit, out, f"{width}-{scheme}", wrong)
+            calls = Calls(visit.page)
+            keep = partial(_keep, visit, calls, out, f"{width}-{scheme}", wrong)
             if views.keys() & set(_ALONE):
                 _alone(visit, relay, views, keep)
             page: Page = signed_in(visit, relay)
@@ -495,7 +568,7 @@ def capture(
                     if shot.german == german and name not in _ALONE:
                         try:
                             _show(page, relay, shot)
-                            page.wait_for_timeout(_STILL)
+                            _filled(page, calls)
                             if shot.act is None or shot.act(page) is not False:
                                 keep(name)
                             _tidy(page)

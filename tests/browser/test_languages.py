@@ -184,7 +184,7 @@ def test_what_is_refused_is_said_in_german(relay: RelayProcess, browse: Browse) 
         for given, said in (
             ("vergeben", "Dieser Name ist vergeben."),
             ("a@b", "local_part ist, was vor dem @ steht, ohne dieses."),
-            ("a b", "local_part: Leer- und Steuerzeichen sind nicht erlaubt."),
+            ("a b", "Neues Postfach: Leer- und Steuerzeichen sind nicht erlaubt."),
         ):
             name.fill(given)
             page.locator("#create").get_by_role("button").click()

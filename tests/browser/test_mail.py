@@ -372,7 +372,10 @@ def newsletter(remote: str, relay: str) -> bytes:
     message["Received"] = "from b by c.example; Mon, 23 Nov 2026 01:12:44 +0000"
     message["Received"] = "from a by b.example; Mon, 23 Nov 2026 01:10:02 +0000"
     message.set_content(
-        "<style>@media (prefers-color-scheme: dark) { #own { opacity: .5 } }"
+        "<style>#own { outline-color: light-dark(#010101, #020202) }"
+        "#far { color-scheme: light dark; outline-color: light-dark(#010101, #020202) }"
+        "#two { color-scheme: only light; outline-color: light-dark(#010101, #020202) }"
+        "@media (prefers-color-scheme: dark) { #own { opacity: .5 } }"
         "@media (prefers-color-scheme: light) { #far { opacity: .6 } }"
         "@supports (display: block) { @media screen {"
         " @media (prefers-color-scheme: dark) { #far { opacity: .7 } } } }</style>"
@@ -380,7 +383,7 @@ def newsletter(remote: str, relay: str) -> bytes:
         f"<table background='{remote}/2.png'><tr><td>cell</table>"
         f"<img src={remote}/1.png><img src={relay}/own.png><img src=http://127.0.0.1:1/x>"
         "<picture><source media='(prefers-color-scheme:dark)' srcset=cid:c@d>"
-        "<img id=two src=cid:a@b></picture>",
+        "<img id=two src=cid:a@b></picture><meta name=color-scheme content='light dark'>",
         subtype="html",
     )
     message.add_related(PNG, maintype="image", subtype="png", cid="<a@b>", filename="p.png")
@@ -416,6 +419,9 @@ def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: s
             for mine, far in (("1", "0.6"), ("0.5", "0.7"), ("1", "0.6")):
                 expect(frame.locator("#own")).to_have_css("opacity", mine)
                 expect(frame.locator("#far")).to_have_css("opacity", far)
+                one = "rgb(1, 1, 1)" if mine == "1" else "rgb(2, 2, 2)"
+                for name, color in (("own", one), ("far", one), ("two", "rgb(1, 1, 1)")):
+                    expect(frame.locator(f"#{name}")).to_have_css("outline-color", color)
                 source = says(frame.locator("#two"), "it => it.currentSrc.split('?')[0]")
                 drawn.append((mine, source))
                 if mine == "0.5":
@@ -899,8 +905,9 @@ def test_a_thousand_are_deleted_and_taken_back_at_once(relay: RelayProcess, brow
         # All that match, most of it not loaded: the rail counts none of it, until it is taken back.
         expect(count).to_have_text(str(many))
         rows.first.get_by_role("checkbox").click()
+        expect(chosen.get_by_role("button", name="All 1,000", exact=True)).to_be_visible()
         chosen.get_by_role("button", name="All").click()
-        expect(chosen).to_contain_text("All that match are chosen")
+        expect(chosen).to_contain_text("All that match are chosen: 1,000")
         page.get_by_role("button", name="Delete the chosen").click()
         assert count.inner_text() == "0"
         page.get_by_role("button", name="Undo").click()

@@ -116,7 +116,7 @@ def test_a_destination_whose_gate_is_shut_says_why_and_is_tried_again_after_a_qu
         expect(shut).to_contain_text(re.compile("refused|connect"))
         expect(shut).not_to_contain_text("open")
         went = page.locator("#destinations tbody tr").filter(has_text="up.example")
-        expect(went.locator(".went")).to_have_text("1 (<0.1/min)")
+        expect(went.locator(".went")).to_have_text("(<0.1/min) 1")
         visit.check("gate-shut", axe)
         page.get_by_label("Deferred mail to").fill("down.example")
         page.get_by_label("By the route").fill("default")
@@ -141,6 +141,41 @@ def test_a_destination_whose_gate_is_shut_says_why_and_is_tried_again_after_a_qu
         expect(asking).to_contain_text("x@down.example")
         asking.get_by_role("button", name="Try now").click()
         expect(done).to_have_text("1 message due now.")
+        assert visit.errors == []
+
+
+def test_messages_of_the_queue_are_chosen_for_what_may_be_done_with_each(
+    own: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """By their boxes or x; the question has the count, and what was changed meanwhile is not."""
+    with browse() as visit, own.http() as api:
+        letter = {"from": "a@relay.localhost", "text": "t", "send_at": "2099-01-01T00:00:00Z"}
+        ids = []
+        for name in ("one", "two", "three"):
+            to = {"to": [f"{name}@later.example"], "subject": f"Letter {name}"}
+            sent = api.post("/api/v1/messages/send", json=letter | to).raise_for_status()
+            ids.append(sent.json()["messages"][0]["id"])
+        page = signed_in(visit, own, "queue/queued?domain=later.example")
+        chosen = page.get_by_role("group", name="Chosen messages")
+        expect(row(page, "outbound", "Letter one")).to_be_visible()
+        expect(chosen).to_be_hidden()
+        page.get_by_role("checkbox", name="Select Letter one").check()
+        row(page, "outbound", "Letter two").get_by_role("link").focus()
+        page.keyboard.press("x")
+        expect(chosen).to_contain_text("2 chosen")
+        expect(chosen.get_by_role("button")).to_have_text(["hold 2", "cancel 2", "None"])
+        visit.check("queue-chosen", axe)
+        api.post(f"/api/v1/outbound/{ids[0]}/cancel").raise_for_status()
+        page.keyboard.press("x")
+        expect(chosen).to_contain_text("1 chosen")
+        page.keyboard.press("x")
+        chosen.get_by_role("button", name="hold").click()
+        asking = page.get_by_role("dialog", name=re.compile("Hold . message"))
+        asking.get_by_role("button", name=re.compile("^Hold")).click()
+        expect(page.locator(".queue .top [role=status]")).to_have_text("1 message changed.")
+        expect(chosen).to_be_hidden()
+        states = [api.get(f"/api/v1/outbound/{one}").json()["status"] for one in ids]
+        assert states == ["cancelled", "held", "queued"]
         assert visit.errors == []
 
 

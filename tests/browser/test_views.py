@@ -92,7 +92,7 @@ def test_every_view_fits_is_accessible_and_loads_nothing_from_elsewhere(
         expect(page.locator("#collector")).to_contain_text("letters wait")
         check("accounts")
         visit.to("devices")
-        expect(page.locator("#device-counts")).to_contain_text("blobs")
+        expect(page.locator("#device-counts")).to_contain_text("Blobs")
         check("devices")
         visit.to("keys")
         expect(page.get_by_role("button", name="Make a key")).to_be_visible()

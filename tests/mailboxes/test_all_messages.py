@@ -354,6 +354,18 @@ async def test_bulk_calls_change_what_matches(world: World, everything: AllMessa
     assert await world.pool.fetch_value("SELECT count(*) FROM relay.messages") == hidden
 
 
+async def test_counts_what_is_listed(world: World, everything: AllMessages):
+    """Of a search or of all, within reach; beyond the time of one, that there may be more."""
+    mine = world.mailboxes[next(iter(world.mailboxes))][0]
+    for q in ("order", "is:unread", "tag:billing", "*", "subject:reset -tag:billing"):
+        assert await everything.count(EVERYTHING, parse(q)) == (len(world.newest_first(q)), False)
+        count = len(world.newest_first(q, mine))
+        assert await everything.count(Reach(owner_id=mine), parse(q)) == (count, False)
+    hasty = AllMessages(world.pool, seconds=0.0)
+    count, more = await hasty.count(EVERYTHING)
+    assert count == len(world.newest_first("*")) or more
+
+
 async def test_many_are_tagged_at_once(world: World, everything: AllMessages):
     """Some tags go and some come, the others of each message stay; others' mail has what it had."""
     mine = next(owner for owner, _ in world.mailboxes.values() if owner is not None)

@@ -114,6 +114,19 @@ class BulkQuery(Query):
     q: _Q = None
 
 
+class CountQuery(Query):
+    """The messages that are to be counted."""
+
+    q: _Q = None
+
+
+class Counted(View):
+    """How many messages there are of a kind."""
+
+    count: int
+    more: Annotated[bool, Field(description="there may be more: counting took too long")]
+
+
 class MessagesToDelete(Form):
     """The messages that are to go."""
 
@@ -205,6 +218,32 @@ def register(api: Api) -> None:
             raise unavailable(said, retry_after=1) from None
         return json_response({"count": count})
 
+    def counting(name: str, rule: str, whose: str) -> None:
+        of_one = rule == OF_ONE
+
+        @api.add(
+            "GET",
+            f"{rule}/count",
+            Operation(
+                name,
+                f"Count the messages of {whose}",
+                "messages" if of_one else "all-messages",
+                Access.MAILBOX if of_one else Access.OWN,
+                (
+                    Answer(200, "how many there are", Counted),
+                    *((MAILBOX_NOT_FOUND,) if of_one else ()),
+                ),
+                scope="read",
+                query=CountQuery,
+                details="Those that `q` finds; without one, all of them.",
+            ),
+        )
+        async def handler(call: Call) -> Response:
+            terms, reach = parse(call.query.q or ""), reach_of(call)
+            async with api.searches.turn(call, searches=bool(terms)):
+                count, more = await everything.count(reach, terms)
+            return json_response({"count": count, "more": more})
+
     def by_ids(name: str, rule: str, whose: str) -> None:
         of_one = rule == OF_ONE
 
@@ -279,6 +318,7 @@ def register(api: Api) -> None:
             MessageChange,
         )  # fmt: skip
         by_ids(f"deleteThese{of}Messages", rule, whose)
+        counting(f"count{of}Messages", rule, whose)
     bulk(
         "markMessagesRead", "POST", f"{BASE}/read", "read",
         "Mark messages of the caller's mailboxes read",

@@ -3,6 +3,7 @@
 
 import { send } from "./calls.js";
 import { button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, number, Pages, problem, say, section, Table, when } from "./dom.js";
+import { submitting } from "./dialogs.js";
 import { inTerminal } from "./hello.js";
 import { locale, named, t } from "./strings.js";
 
@@ -31,7 +32,7 @@ export function open(place, page) {
     const letters = table.rows.get(String(id)).querySelector("details");
     if (letters.open) letters.ontoggle(); // there is another now
   });
-  const form = h("form", { onsubmit: doing(trouble, async () => {
+  const form = h("form", { onsubmit: submitting(trouble, async () => {
     show(await send("POST", "accounts", filled(form)), true);
     form.reset();
   }) },

@@ -202,6 +202,7 @@ const found = {
   views: () => [
     ...[...document.querySelectorAll("#views a, #folders a, #inboxes a")].map((link) => ({ title: link.querySelector("span")?.textContent ?? link.textContent, href: link.getAttribute("href"), key: keysTo(link.dataset.view) })),
     { title: t("API reference"), href: "/docs" },
+    { title: t("Metrics"), href: "/metrics" },
   ],
   more: async (wanted, options) => (may("admin") ? settings.found(wanted, options) : []),
   actions: () => [

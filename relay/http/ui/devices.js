@@ -18,7 +18,7 @@ export function open(place, page) {
   page.every(EVERY, async () => {
     const seen = await page.get("devices");
     say(counts, dotted([
-      t("blobs: {0} ({1}), inboxes: {2}", number(seen.blobs), bytes(seen.bytes), number(seen.inboxes)),
+      t("Blobs: {0} ({1}), inboxes: {2}", number(seen.blobs), bytes(seen.bytes), number(seen.inboxes)),
       seen.oldest_age ? t("the oldest for {0}", lasting(seen.oldest_age)) : "",
       t("open sessions: push {0}, receive {1}", number(seen.push_sessions), number(seen.receive_sessions)),
     ]));

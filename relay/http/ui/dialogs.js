@@ -8,6 +8,7 @@ export function opened(tag, properties, ...children) {
   const dialog = h(tag, { onclose: () => dialog.remove(), ...properties }, ...children);
   document.body.append(dialog);
   dialog.showModal();
+  dialog.scrollTop = 0; // what has the focus may stand below what is read first
   return dialog;
 }
 
@@ -28,7 +29,7 @@ function faults(form, sentences) {
     const about = at && given[1] && given.every((address) => address.includes("@")) ? given[at] : label.firstChild.textContent.trim();
     const place = h("p.problem", { id: `fault-${name}`, role: "alert" });
     label.after(place);
-    say(place, `${about}: ${fault}`);
+    say(place, `${about}: ${fault.replace(/^(?:Input|String|List|Tuple|Value) should/, "must")}`); // a program's word for what was typed
     control.ariaInvalid = "true";
     control.setAttribute("aria-describedby", place.id);
     first ??= control;
@@ -42,12 +43,25 @@ function forgive(form) {
   for (const one of form.querySelectorAll("[aria-invalid]")) one.ariaInvalid = null;
 }
 
+// When a form is submitted: what is refused of a field stands at the field, all else in `trouble`.
+export const submitting = (trouble, act) => doing(trouble, async (submitted) => {
+  const form = submitted.target;
+  forgive(form);
+  try {
+    await act(submitted);
+  } catch (error) {
+    const others = faults(form, error.sentences ?? []);
+    if (others.length || !form.querySelector("[id^=fault-]")) throw others.length ? new Error(others.join(" ")) : error;
+  }
+});
+
 const asks = (title, ...children) => opened("dialog.asks", { ariaLabel: title }, h("h2", title), ...children);
 
 // `fields`: elements; `act(values, going)` is called with what was filled in, and the window closes
 // when it has ended well; `keep`: what the other button says.  What takes long may say how far it is
-// by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.
-export function asking({ title, says, fields = [], does, act, keep = t("Cancel") }) {
+// by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.  What
+// cannot be taken back is `grave`.
+export function asking({ title, says, fields = [], does, act, grave = false, keep = t("Cancel") }) {
   const trouble = problem();
   const far = h("p.small");
   const close = button(keep, () => dialog.close());
@@ -60,20 +74,16 @@ export function asking({ title, says, fields = [], does, act, keep = t("Cancel")
   };
   const form = h("form", {
     class: "asking",
-    onsubmit: doing(trouble, async () => {
-      forgive(form);
+    onsubmit: submitting(trouble, async () => {
       try {
         await act(filled(form), going);
         dialog.close();
-      } catch (error) {
-        const others = faults(form, error.sentences ?? []);
-        if (others.length || !form.querySelector("[id^=fault-]")) throw others.length ? new Error(others.join(" ")) : error;
       } finally {
         say(far, "");
         say(close, keep);
       }
     }),
-  }, ...fields, h("p.bar", h("button.main", does), close), far, trouble);
+  }, ...fields, h("p.bar", h("button.main", { class: grave ? "grave" : "" }, does), close), far, trouble);
   const dialog = asks(title, says ? h("p.small", says) : "", form);
 }
 

@@ -124,7 +124,7 @@ function trial(path, method, operation, values, changed) {
   };
   const grave = method === "delete" || (method !== "get" && operation.description?.includes("`admin`"));
   const form = h("form", {
-    onsubmit: doing(trouble, () => (grave ? asking({ title: operation.summary, says: t("This is done for good."), fields: [], does: t("Do it"), act }) : act())),
+    onsubmit: doing(trouble, () => (grave ? asking({ title: operation.summary, says: t("This is done for good."), fields: [], does: t("Do it"), grave: true, act }) : act())),
   }, inputs, body ? h("label", { text: `${type} ` }, body) : "", h("button", { text: t("Try it") }));
   return [form, trouble, told];
 }

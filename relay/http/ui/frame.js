@@ -21,6 +21,9 @@ const all = (page, selector) => [...Document.prototype.querySelectorAll.call(pag
 const drawn = getter(HTMLImageElement, "naturalWidth");
 const ended = getter(HTMLImageElement, "complete");
 const sheets = getter(Document, "styleSheets");
+const styled = getter(HTMLElement, "style");
+const space = getter(Element, "namespaceURI");
+const SPACE = document.documentElement.namespaceURI; // of elements that have such a style
 const media = Object.getOwnPropertyDescriptor(HTMLSourceElement.prototype, "media");
 const find = (page, selector) => Document.prototype.querySelector.call(page, selector);
 const listen = (page, kind, act, options) => EventTarget.prototype.addEventListener.call(page, kind, act, options);
@@ -33,8 +36,19 @@ const turned = (said, dark) => said.replace(SCHEME, (_, scheme, mark) => {
   return `(${wanted === dark ? "min" : "max"}-width: 0.0${wanted ? 1 : 2}px)`;
 });
 
+// Where a declaration allows both schemes, the browser's would choose among light-dark() and its own
+// colours: it is made the one that is shown.
+const both = new WeakMap(); // what such a declaration said
+function choose(style, dark) {
+  const said = both.get(style) ?? style.getPropertyValue("color-scheme");
+  if (!said.includes("light") || !said.includes("dark")) return;
+  both.set(style, said);
+  style.setProperty("color-scheme", dark ? "dark" : "light", style.getPropertyPriority("color-scheme"));
+}
+
 // Turn what a sheet asks, or a rule and those in it, however deep.
 function turn(one, dark) {
+  if (one.style) choose(one.style, dark);
   const said = one.media?.mediaText ?? "";
   const wanted = turned(said, dark);
   if (wanted !== said) one.media.mediaText = wanted;
@@ -126,6 +140,14 @@ export class MessageFrame {
       const said = media.get.call(source);
       const wanted = turned(said, dark);
       if (wanted !== said) media.set.call(source, wanted);
+    }
+    for (const one of this.page ? all(this.page, "[style*=color-scheme i]") : []) if (space.call(one) === SPACE) choose(styled.call(one), dark);
+    // What the message says of itself as a whole holds where no rule does.
+    const whole = this.page && root.call(this.page);
+    const asked = whole && find(this.page, "meta[name=color-scheme]")?.getAttribute("content");
+    if (asked?.includes("light") && asked.includes("dark") && (this.asked === whole || getComputedStyle(whole).colorScheme === "normal")) {
+      this.asked = whole;
+      styled.call(whole).colorScheme = dark ? "dark" : "light";
     }
     this.fit();
   }

@@ -18,7 +18,7 @@ export function open(place, page) {
     owner: t("Owner"), scopes: t("Scopes"), plan: t("Plan"), senders: t("Sends from"), made: t("Made"), used: t("Last used"), ends: t("Ends"), command: t("Command"),
   }, { none: t("No key yet."), id: "keys" });
   const show = (one, first = false) => table.add(one.id, (row) => fillRow(row, one, revoke), null, first);
-  const revoke = (one) => () => asking({ title: t("Revoke the key of {0}?", one.owner), says: t("It opens nothing from then on."), does: t("Revoke"), act: async () => {
+  const revoke = (one) => () => asking({ title: t("Revoke the key of {0}?", one.owner), says: t("It opens nothing from then on."), does: t("Revoke"), grave: true, act: async () => {
     await send("DELETE", `keys/${one.id}`);
     if (one.expires_at) table.remove(one.id); // such a key is deleted
     else show({ ...one, revoked_at: new Date().toISOString() });

@@ -9,7 +9,7 @@
 
 import { addressed, ask, clock, eventsIn, every, get, keepUp, page as pageOf, part, query, Refused, send } from "./calls.js";
 import { came, counted, look as unreadOnes, LOOK, MOST as UNREAD, notifies, notify } from "./badge.js";
-import { asking, field } from "./dialogs.js";
+import { asking, field, submitting } from "./dialogs.js";
 import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose } from "./dom.js";
 import { firstMail, howToSignIn, inTerminal } from "./hello.js";
 import { keysOf, showKeys } from "./hotkeys.js";
@@ -611,7 +611,7 @@ function makeRail(mail) {
     "form",
     {
       id: "create",
-      onsubmit: doing(trouble, async () => {
+      onsubmit: submitting(trouble, async () => {
         const given = Object.fromEntries([...new FormData(form)].filter(([, value]) => value !== ""));
         if (given.ttl_minutes) given.ttl_minutes = Number(given.ttl_minutes);
         const made = await send("POST", "mailboxes", given);
@@ -739,10 +739,10 @@ class List {
   }
 
   get path() {
-    const { address, tag, key } = this.at;
+    const { address, key } = this.at;
     if (key === "sent") return `outbound${query({ [this.q.includes("@") ? "recipient" : "domain"]: this.q, limit: ROWS })}`;
     if (address) return `${base(address)}/messages${query({ q: this.q, limit: ROWS })}`;
-    return `messages${query({ q: [tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" "), limit: ROWS })}`;
+    return `messages${query({ q: this.asked, limit: ROWS })}`;
   }
 
   async follow() {
@@ -865,6 +865,7 @@ class List {
       say(this.trouble, "");
       this.wrong = "";
       this.next = next;
+      this.tallied = null;
       for (const item of items) this.mail.rail.note(item.tags);
       this.rows.start(items, next !== null, this.shown === path);
       this.shown = path;
@@ -891,13 +892,15 @@ class List {
     const kept = places.of(this.href());
     const { reading } = this.mail;
     if (reading && (await this.rows.reach(reading, kept?.far)) >= 0) this.rows.mark(reading);
-    if (kept) await this.rows.goTo(kept);
+    // Beside another message than then, that one's row is what is wanted.
+    if (kept && (!reading || kept.reading === reading)) await this.rows.goTo(kept);
     this.resumed = true;
   }
 
   keepPlace() {
     if (!this.resumed) return; // left on the way there
-    places.keep(this.href(), this.rows.place);
+    const { place } = this.rows;
+    places.keep(this.href(), place && { ...place, reading: this.mail.reading });
   }
 
   async nextPage() {
@@ -955,16 +958,37 @@ class List {
         button(t("Delete"), removeThem, { ariaLabel: t("Delete the chosen") }), button(t("None"), none));
     }
     const { items, more } = this.rows;
-    say(this.chosen.children[1], more ? t("All that match") : this.q ? t("All {0} that match", number(items.length)) : t("All {0}", number(items.length)));
-    say(this.chosen.firstChild, this.all ? t("All that match are chosen") : t("{0} chosen", count));
+    if (more) this.tally().catch(() => {}); // the button says no number, then
+    const { total } = this;
+    say(this.chosen.children[1], more && total ? (this.asked ? t("All {0} that match", total) : t("All {0}", total)) : more ? t("All that match") : this.q ? t("All {0} that match", number(items.length)) : t("All {0}", number(items.length)));
+    say(this.chosen.firstChild, this.all ? [t("All that match are chosen"), total].filter(Boolean).join(": ") : t("{0} chosen", count));
+  }
+
+  // How many there are, asked once rows are chosen of more than are loaded; "+": perhaps more.
+  async tally() {
+    const { path } = this;
+    if (this.tallied === path) return;
+    this.tallied = path;
+    this.total = "";
+    const { count, more } = await get(`${this.place}/messages/count${query({ q: this.asked })}`, { signal: this.signal });
+    if (path !== this.path) return;
+    this.total = number(count) + (more ? "+" : "");
+    this.showPicked();
+  }
+
+  get place() {
+    return this.at.address ? base(this.at.address) : "/api/v1";
+  }
+
+  get asked() {
+    const { tag } = this.at;
+    return [tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" ");
   }
 
   // The address of all of this list up to its newest row: what comes later was not meant.
   get everything() {
-    const { address, tag } = this.at;
     // The time first: quotes that are not closed reach to the end.
-    const q = [`before:${this.until}`, tag ? `tag:${quoted(tag)}` : "", this.q].filter(Boolean).join(" ");
-    return `${address ? base(address) : "/api/v1"}/messages${query({ q })}`;
+    return `${this.place}/messages${query({ q: `before:${this.until} ${this.asked}`.trim() })}`;
   }
 
   // All that match, not only what was loaded so far.
@@ -991,6 +1015,7 @@ class List {
       title: t("Delete this inbox"),
       says: t("Delete {0}? Its mail goes with it.", address),
       does: t("Delete"),
+      grave: true,
       act: async () => {
         await send("DELETE", base(address));
         forget(address);

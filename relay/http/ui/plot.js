@@ -58,7 +58,7 @@ class Plot {
   constructor(title, show, of, hours) {
     Object.assign(this, { title, show, of, hours });
     this.points = []; // [instant in ms, value or null: unknown], in order
-    this.now = h("strong", "…");
+    this.now = h("strong", "…"); // until it is known whether there is anything
     this.most = h("small");
     this.svg = drawing({ viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": title });
     this.line = this.svg.firstChild;
@@ -69,7 +69,7 @@ class Plot {
 
   // What the relay has kept, in place of what was seen meanwhile.
   past(points) {
-    if (!points.length) return;
+    if (!points.length) return this.draw();
     const [first, last] = [points[0][0], points.at(-1)[0]];
     this.points = [...this.points.filter(([at]) => at < first), ...points, ...this.points.filter(([at]) => at > last + 30000)];
     this.draw();
@@ -104,9 +104,9 @@ class Plot {
     }).join(""));
     const last = this.points.at(-1)?.[1];
     const most = Math.max(top, last ?? 0);
-    say(this.now, last === undefined ? "…" : last === null ? t("unknown") : this.show(last));
-    // One dot is no curve: what has just begun to be seen says so instead.
-    const young = this.columns.length === 1 && this.points[0][0] > end - (2 * (end - start)) / WIDTH;
+    say(this.now, last === undefined ? "–" : last === null ? t("unknown") : this.show(last));
+    // Nothing, or one dot, is no curve: what has just begun to be seen says so instead.
+    const young = !this.points.length || this.columns.length === 1 && this.points[0][0] > end - (2 * (end - start)) / WIDTH;
     say(this.most, young ? t("collecting") : this.columns.length ? t("at most {0}", this.show(most < 1e-6 ? 0 : most)) : "");
     this.line.toggleAttribute("hidden", young);
     this.svg.setAttribute("aria-label", `${this.title}: ${this.now.textContent}, ${this.most.textContent}, ${SPANS[this.hours]}`);

@@ -5,17 +5,18 @@
 //   #/queue/STATE[/ID]       what is in a state          #/queue/failures[/ID]  what failed, by error
 //   #/queue/overview         the queue as a whole, in place of a list
 //   #/queue/ID               a message, as links from elsewhere say it
-// with ?recipient=&domain=&tag=&priority= for those of a state that are meant.
+// with ?recipient=&domain=&tag=&priority= for those of a state that are meant.  Rows are chosen by their
+// boxes, or by x where the keyboard is, for what may be done with them.
 
-import { clock, part, query, send } from "./calls.js";
+import { clock, part, query, Refused, send } from "./calls.js";
 import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, narrowing, number, Pages, problem, say, section, since, Table, tenths, titled, when, whose } from "./dom.js";
-import { asking } from "./dialogs.js";
+import { asking, submitting } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
 import { inTerminal } from "./hello.js";
 import { divide } from "./panes.js";
 import { Plots } from "./plot.js";
 import { places } from "./secrets.js";
-import { ACTS as ACTS_OF_ONE, showStory } from "./story.js";
+import { ACTS as ACTS_OF_ONE, actsOf, showStory } from "./story.js";
 import { inWords, learn, named, t } from "./strings.js";
 
 export const title = t("Queue");
@@ -59,11 +60,13 @@ async function actOnAll({ get }, verb, wanted, about, done) {
   const path = "outbound/matching";
   const { [verb]: count } = await get(`${path}${query(wanted)}`);
   if (!count) throw new Error(t("There is none with which that may be done."));
+  really(verb, count, `${dotted(about)}. `, async () => (await send("POST", `${path}/${verb}${query(wanted)}`)).count, done);
+}
+
+// `act()` returns how many it changed.
+function really(verb, count, about, act, done) {
   const does = { retry: t("Retry {0}", messages(count)), hold: t("Hold {0}", messages(count)), cancel: t("Cancel {0}", messages(count)) }[verb];
-  asking({ title: `${does}?`, says: `${dotted(about)}. ${SAYS[verb]()}`, does, keep: t("Change nothing"), act: async () => {
-    const { count: changed } = await send("POST", `${path}/${verb}${query(wanted)}`);
-    await done(t("{0} changed.", messages(changed)));
-  } });
+  asking({ title: `${does}?`, says: about + SAYS[verb](), does, grave: verb === "cancel", keep: t("Change nothing"), act: async () => done(t("{0} changed.", messages(await act()))) });
 }
 
 // Deferred mail of a filter (a destination, a route …), or all of it; as above.
@@ -95,6 +98,7 @@ class Queue {
     this.tail = ""; // of its address: the filter
     this.shown = null; // the message that is told of
     this.rows = new Map();
+    this.picked = new Set(); // ids of rows that are chosen
     this.trouble = problem(); // of a command
     this.outage = problem(); // of a look
     this.rail = makeRail(page);
@@ -113,9 +117,10 @@ class Queue {
     this.done = h("p.small", { role: "status" });
     this.acts = h("div.bar", { id: "acts", role: "group", ariaLabel: t("With all of the list") });
     this.scroller = h("div.scroller", { id: "outbound", tabindex: "0", role: "region", ariaLabel: t("Messages, newest first") }, this.failures.element, this.list, this.none, this.first, this.pages.element);
+    this.chosen = h("div.chosen", { role: "group", ariaLabel: t("Chosen messages"), hidden: true });
     const middle = h("section.middle", { ariaLabel: t("Messages") },
       h("div.top", h("div.bar", h("a.back", { href: "#/queue", text: t("‹ States") }), this.heading, h("span.space"), this.acts), this.filter, this.done, this.trouble, this.outage),
-      this.scroller);
+      this.scroller, this.chosen);
     this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
     this.overview = h("div.overview", h("a.back", { href: "#/queue", text: t("‹ States") }),
       makeCharts(page), page.may("admin") ? makeState(page) : "", makeSuppressions(page));
@@ -126,10 +131,12 @@ class Queue {
     divide(this.element, [this.rail.element, middle, reader]);
   }
 
-  // j and k go through the list; Enter opens, as it opens any link.
+  // j and k go through the list, x chooses; Enter opens, as it opens any link.
   press({ key, target, ctrlKey, metaKey, altKey }) {
     const by = { j: 1, k: -1 }[key];
-    if (!by || ctrlKey || metaKey || altKey || target.closest("input, select, textarea, dialog")) return;
+    if (ctrlKey || metaKey || altKey || target.closest("input:not([type=checkbox]), select, textarea, dialog")) return;
+    if (key === "x") (target.closest(".row") ?? this.list.querySelector(".row.open"))?.querySelector("input").click();
+    if (!by) return;
     const links = [...this.scroller.querySelectorAll("a.subject")].filter((link) => link.checkVisibility());
     const at = links.findIndex((link) => link === document.activeElement);
     (links[(at < 0 ? links.findIndex((link) => link.ariaCurrent) : at) + by] ?? links[by < 0 ? 0 : links.length - 1])?.focus();
@@ -164,6 +171,7 @@ class Queue {
       this.key = key;
       this.element.dataset.state = key;
       this.rows.clear();
+      this.pickNone();
       this.list.replaceChildren();
       this.none.hidden = key === "failures";
       say(this.none, t("Loading…"));
@@ -221,6 +229,54 @@ class Queue {
     return actOnAll(this.page, verb, this.wanted, [LISTS[this.key], recipient, domain, tag, priority && named(priority)], (text) => this.did(text));
   }
 
+  pick(id, wanted) {
+    this.picked[wanted ? "add" : "delete"](id);
+    this.showPicked();
+  }
+
+  pickNone() {
+    this.picked.clear();
+    this.showPicked();
+  }
+
+  // With how many of the chosen each may be done, as they are now.
+  showPicked() {
+    for (const id of this.picked) if (!this.rows.has(id)) this.picked.delete(id);
+    for (const [id, row] of this.rows) {
+      row.classList.toggle("picked", this.picked.has(id));
+      row.querySelector("input").checked = this.picked.has(id);
+    }
+    const items = [...this.picked].map((id) => this.rows.get(id).known);
+    this.chosen.hidden = !items.length;
+    const may = Object.keys(OF_SOME).map((verb) => [verb, items.filter((one) => actsOf(one).includes(verb))]).filter(([, some]) => some.length);
+    const told = JSON.stringify([items.length, may.map(([verb, some]) => [verb, some.length])]);
+    if (this.chosen.dataset.told === told) return; // what has the focus keeps it
+    this.chosen.dataset.told = told;
+    keepFocus(this.chosen, () => this.chosen.replaceChildren(h("span", t("{0} chosen", number(items.length))),
+      ...may.map(([verb, some]) => button(OF_SOME[verb][0](number(some.length)), () => this.actOnChosen(verb), { title: OF_SOME[verb][1] })),
+      button(t("None"), () => this.pickNone())), () => this.heading);
+  }
+
+  // One by one: what was changed meanwhile, by whomever, is passed over.
+  actOnChosen(verb) {
+    const ids = [...this.picked].filter((id) => actsOf(this.rows.get(id).known).includes(verb));
+    really(verb, ids.length, "", async () => {
+      let changed = 0;
+      for (const id of ids) {
+        try {
+          await send("POST", `outbound/${part(id)}/${verb}`);
+          changed += 1;
+        } catch (error) {
+          if (!(error instanceof Refused)) throw error;
+        }
+      }
+      return changed;
+    }, (text) => {
+      this.pickNone();
+      return this.did(text);
+    });
+  }
+
   // Say with how many of the list each may be done.
   async count() {
     const { path } = this;
@@ -274,7 +330,7 @@ class Queue {
     for (const one of items) {
       const known = this.rows.get(one.id);
       if (still && !known) continue;
-      const row = known ?? makeRow(one);
+      const row = known ?? makeRow(one, (wanted) => this.pick(one.id, wanted));
       this.rows.set(one.id, row);
       fillRow(row, one, this.href(one.id));
       wanted.push(row);
@@ -285,6 +341,7 @@ class Queue {
       for (const id of [...this.rows.keys()]) if (!ids.has(id)) this.rows.delete(id);
       keepFocus(this.list, () => arrange(this.list, wanted), () => this.heading);
     }
+    this.showPicked();
     this.none.hidden = this.rows.size > 0;
     this.acts.hidden = !this.rows.size;
     this.first.hidden = this.rows.size > 0 || this.key !== "all" || this.tail !== "";
@@ -300,18 +357,21 @@ class Queue {
   }
 }
 
-const makeRow = (one) => h("li.row",
+const makeRow = (one, pick) => h("li.row",
+  h("label.pick", h("input", { type: "checkbox", onclick: (pressed) => pick(pressed.target.checked) })),
   h("span.state"), h("span.from", { dir: "auto" }),
   h("span.what", h("a.subject", { dir: "auto" }), h("span.snippet")),
   h("time", { dateTime: one.created_at, title: when(one.created_at) }));
 
 function fillRow(row, one, href) {
-  const [state, from, what, time] = row.children;
+  const [box, state, from, what, time] = row.children;
+  row.known = one;
   const [subject, snippet] = what.children;
   state.className = `state status ${one.status}`;
   say(state, one.status === "processing" ? t("delivering") : named(one.status));
   say(from, from.title = whose(one.recipient));
   say(subject, what.title = titled(one.subject, one.id));
+  box.firstChild.ariaLabel = t("Select {0}", what.title);
   say(snippet, dotted([one.error && inWords(one.error), one.status === "queued" && one.attempts && Date.parse(one.next_retry_at) > clock.now() ? `${t("next")} ${when(one.next_retry_at)}` : ""]));
   snippet.title = one.error ?? "";
   if (subject.getAttribute("href") !== href) subject.setAttribute("href", href);
@@ -322,6 +382,7 @@ function fillRow(row, one, href) {
 
 function makeRail(page) {
   const links = new Map();
+  let marked;
   const entry = (key, text) => {
     const link = h("a", { href: `#/queue/${key}`, "data-key": key }, h("span", { text }), h("span.count"));
     links.set(key, link);
@@ -345,7 +406,10 @@ function makeRail(page) {
     const swap = button(t("pause all"), doing(trouble, () => swap.dataset.verb === "resume" ? swapped() : pauseAll(swapped)), { hidden: true });
     const show = (queue) => {
       say(paused, queue.paused ? t("Paused") : "");
-      swap.hidden = false; // it is known which of both
+      if (swap.hidden) {
+        swap.hidden = false; // it is known which of both
+        mark(marked); // there is less room
+      }
       swap.dataset.verb = queue.paused ? "resume" : "pause";
       say(swap, queue.paused ? t("resume all") : t("pause all"));
     };
@@ -354,6 +418,7 @@ function makeRail(page) {
   }
   page.every(EVERY, refresh); // that it fails says the look at the list
   const mark = (key) => {
+    marked = key;
     for (const [name, link] of links) link.ariaCurrent = name === key ? "page" : null;
     links.get(key).scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are a strip
   };
@@ -402,8 +467,8 @@ function makeState(page) {
     // Of more than that the relay counts the newest alone, which went in less than the hour.
     const hour = busy.reduce((sum, one) => sum + one.sent + one.failed + one.bounced, 0) < COUNTED;
     held.show(shown, (one) => `${one.route} ${one.domain}`, (row, one) => {
-      const pace = hour && one.sent ? ` (${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min)` : "";
-      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${number(count)}${at === 1 ? pace : ""}`))]);
+      const pace = hour && one.sent ? `(${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min) ` : "";
+      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${at === 1 ? pace : ""}${number(count)}`))]);
       const reason = one.reason && inWords(one.reason);
       const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
       gate.push(one.most_per_minute && t("at most {0}/min", one.most_per_minute), one.most_connections && t("{0} connections at most", one.most_connections));
@@ -431,7 +496,7 @@ function makeSuppressions(page) {
       table.remove(one.address);
     }), { ariaDescription: one.address })), first);
   const pages = new Pages(page.list, (items) => items.forEach((one) => add(one, false)));
-  const form = h("form", { onsubmit: doing(trouble, async () => {
+  const form = h("form", { onsubmit: submitting(trouble, async () => {
     add(await send("POST", "suppressions", filled(form)), true);
     form.reset();
   }) },

@@ -8,6 +8,7 @@ import { inWords, language, named, spoken, t } from "./strings.js";
 
 // What may be done with a message by hand; `deferred`: queued, and tried before.
 export const ACTS = { queued: ["hold", "cancel"], deferred: ["retry", "hold", "cancel"], held: ["retry", "cancel"], failed: ["retry"], bounced: ["retry"] };
+export const actsOf = ({ status, attempts }) => ACTS[status === "queued" && attempts ? "deferred" : status] ?? [];
 const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the story
 
 // `wanted()`: whether it is still this message that is to be shown; `back`: where one came from.
@@ -30,7 +31,7 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
   const parts = [
     h("div.bar",
       h("a.back", { href: back, text: t("‹ Back") }),
-      (ACTS[message.status === "queued" && message.attempts ? "deferred" : message.status] ?? []).map((verb) => button(named(verb), doing(trouble, async () => {
+      actsOf(message).map((verb) => button(named(verb), doing(trouble, async () => {
         await send("POST", `${path}/${verb}`);
         await refresh();
         await showStory(place, page, id, { wanted, refresh, back });

@@ -175,6 +175,8 @@ export default {
   "too many calls wait on this mailbox, or of this address": "zu viele Aufrufe warten auf dieses Postfach, oder von dieser Adresse",
   "event: new_message, id: the message's, data: its entry as JSON; event: messages_changed, data: what became of messages: changed, deleted and, of too many to name, reread": "event: new_message, id: die der Nachricht, data: ihr Eintrag als JSON; event: messages_changed, data: was aus Nachrichten wurde: changed (geändert), deleted (gelöscht) und, wenn es zu viele zum Nennen sind, reread (neu lesen)",
   "each new message as JSON": "jede neue Nachricht als JSON",
+  "how many there are": "wie viele es sind",
+  "there may be more: counting took too long": "es sind vielleicht mehr: Das Zählen dauerte zu lange",
   "how many are gone": "wie viele weg sind",
   "how many it made a difference to": "bei wie vielen sich etwas geändert hat",
   "the message": "die Nachricht",

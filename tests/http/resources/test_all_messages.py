@@ -163,6 +163,13 @@ async def test_bulk_calls_answer_how_many(house: House):
     for box in (theirs, mine, mine):
         await house.deliver(box, letter("order"))
     await house.deliver(mine, letter("other"))
+    for params, count in (({"q": "order"}, 2), ({}, 3), ({"q": "is:read"}, 0)):
+        answer = await house.client.get(f"{BASE}/count", params=params, headers=key)
+        assert (answer.status_code, answer.json()) == (200, {"count": count, "more": False})
+    one = f"/api/v1/mailboxes/{theirs}/messages/count"
+    answer = await house.client.get(one, headers=reader)
+    assert answer.json() == {"count": 1, "more": False}
+    assert (await house.client.get(one, headers=key)).status_code == 404
     answer = await house.client.post(f"{BASE}/read", params={"q": "order"}, headers=key)
     assert (answer.status_code, answer.json()) == (200, {"count": 2})
     assert len(await listed(house, key, q="is:read")) == 2
