@@ -6,7 +6,7 @@ so a relay may say more than its clients know.  The TypeScript client has the sa
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 from relay_client._records import parsed_time
 
@@ -46,12 +46,12 @@ def _time(value: Any) -> bool:
 
 def _fields(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(one, str) or _texts(one) for one in value.values()
+        isinstance(one, str) or _texts(one) for one in cast("dict[str, Any]", value).values()
     )
 
 
 def _every(shape: Shape) -> Shape:
-    return lambda value: isinstance(value, list) and all(map(shape, value))
+    return lambda value: isinstance(value, list) and all(map(shape, cast("list[object]", value)))
 
 
 def _record(**shapes: Shape) -> Shape:

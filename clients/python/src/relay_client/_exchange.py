@@ -21,7 +21,7 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, Union
+from typing import Any, TypeVar, Union, cast
 
 import anyio
 import httpx
@@ -158,11 +158,12 @@ def refused(answer: Answer) -> Refused:
     problem = _read(answer)
     if not isinstance(problem, dict):
         return no_relay(answer)
-    kind, detail, errors = (problem.get(name) for name in ("type", "detail", "errors"))
+    said = cast("dict[str, Any]", problem)
+    kind, detail, errors = (said.get(name) for name in ("type", "detail", "errors"))
     if not isinstance(kind, str) or not isinstance(detail, str):
         return no_relay(answer)
     name = kind.rpartition(":")[2].rpartition("/")[2]
-    each = [str(one) for one in errors] if isinstance(errors, list) else []
+    each = [str(one) for one in cast("list[object]", errors)] if isinstance(errors, list) else []
     return Refused(answer.status, name, detail, each, _retry_after(answer))
 
 
