@@ -14,6 +14,7 @@ const CALLS = new Set([
   "deleteMailbox",
   "waitForMessage",
   "listMessages",
+  "listRefused",
   "getMessage",
   "deleteMessage",
   "getRawMessage",

@@ -40,6 +40,8 @@ export const LIST = every(
   record({ id: text, from_address: maybeText, subject: maybeText, received_at: time }),
 );
 
+export const REFUSED = every(record({ address: text, reply: text }));
+
 export const MESSAGE = record({
   id: text,
   from_address: maybeText,

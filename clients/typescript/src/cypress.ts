@@ -15,10 +15,16 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { INBOX, LIST, MESSAGE_OR_NONE, type Shape } from "./answers.js";
+import { INBOX, LIST, MESSAGE_OR_NONE, REFUSED, type Shape } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, noRelay, refused } from "./call.js";
 import { DEFAULT_URL } from "./options.js";
-import { AttachmentData, type EntryJson, MessageData, type MessageJson } from "./records.js";
+import {
+  AttachmentData,
+  type EntryJson,
+  MessageData,
+  type MessageJson,
+  type RefusedJson,
+} from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
 import {
@@ -127,16 +133,20 @@ interface CypressRequest {
   deadline: number;
 }
 
-function call<T>({
-  method,
-  path,
-  inbox,
-  qs,
-  body,
-  longPoll = 0,
-  shape = () => true,
-  deadline,
-}: CypressRequest): Chain<T> {
+/** Make a call; where it fails and there is an `otherwise`, that is its answer. */
+function call<T>(
+  {
+    method,
+    path,
+    inbox,
+    qs,
+    body,
+    longPoll = 0,
+    shape = () => true,
+    deadline,
+  }: CypressRequest,
+  otherwise?: T,
+): Chain<T> {
   return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token }) => {
     const once = (): Chain<T> =>
       cy
@@ -165,6 +175,7 @@ function call<T>({
           if (retryable && Date.now() + PAUSE < deadline) {
             return cy.wait(PAUSE, QUIET).then(once);
           }
+          if (otherwise !== undefined) return cy.wrap(otherwise, QUIET);
           const said = isJson ? JSON.stringify(response.body) : String(response.body);
           const leads = response.headers.location;
           const answer = {
@@ -223,7 +234,13 @@ function waitForMail({
         shape: LIST,
         deadline,
       }).then((others) => {
-        throw inVain(inWords(wanted), timeout, others);
+        const path = `${pathOf(at.address)}/refused`;
+        return call<RefusedJson[]>(
+          { method: "GET", path, inbox: at, shape: REFUSED, deadline },
+          [], // nobody, of a relay that does not know
+        ).then((refused) => {
+          throw inVain(inWords(wanted), timeout, others, [], refused);
+        });
       });
     });
   };

@@ -46,7 +46,9 @@ export class Refused extends RelayError {
   }
 }
 
-/** Nothing that was waited for came in time; the text lists what did come. */
+const REFUSED = 5; // lines of recipients in a text
+
+/** Nothing that was waited for came in time; the text lists what did come, and who was refused. */
 export class WaitTimeout extends RelayError {
   override name = "WaitTimeout";
 
@@ -55,18 +57,34 @@ export class WaitTimeout extends RelayError {
    * @param timeout For how long, in milliseconds.
    * @param instead What there is in its place, as a clause: `nothing came`, `2 others came`.
    * @param others A line for each message that came and was not waited for, the newest first.
+   * @param refused A line for each recipient that SMTP refused since the inbox was made, and whose
+   * business that is; the newest first.
    */
   constructor(
     readonly wanted: string,
     readonly timeout: number,
     readonly instead: string,
     readonly others: readonly string[] = [],
+    readonly refused: readonly string[] = [],
   ) {
-    const listed = others.map((one) => `\n  ${one}`).join("");
+    const listed = inLines(others);
+    const also = refused.length > 0 ? `${listed ? "\n" : "; "}${meanwhile(refused)}` : "";
     super(
-      `waited ${inSeconds(timeout)} s for ${wanted}; ${instead}${listed && `:${listed}`}`,
+      `waited ${inSeconds(timeout)} s for ${wanted}; ${instead}${listed && `:${listed}`}${also}`,
     );
   }
+}
+
+function inLines(lines: readonly string[]): string {
+  return lines.map((one) => `\n  ${one}`).join("");
+}
+
+/** Say in words who was refused. */
+function meanwhile(refused: readonly string[]): string {
+  const count = refused.length;
+  if (count === 1) return `1 recipient was refused meanwhile: ${refused[0]}`;
+  const newest = count > REFUSED ? `, the newest ${REFUSED}` : "";
+  return `${count} recipients were refused meanwhile${newest}:${inLines(refused.slice(0, REFUSED))}`;
 }
 
 /** Mail came where none was to come. */

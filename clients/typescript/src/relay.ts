@@ -36,6 +36,7 @@ import {
   type MessageJson,
   type OutboundEntry,
   type OutboundEntryJson,
+  type RefusedJson,
   parsedEntry,
   parsedInfo,
 } from "./records.js";
@@ -335,10 +336,21 @@ export class Inbox implements AsyncDisposable {
       const request = this.#request("GET", "/messages", { limit });
       const deadline = performance.now() + LISTS_WITHIN;
       const entries = await this.#exchange.json<EntryJson[]>(request, answers.LIST, deadline);
-      return inVain(what, timeout, entries, found);
+      return inVain(what, timeout, entries, found, await this.#refused(deadline));
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return new WaitTimeout(what, timeout, `what came cannot be listed: ${error.message}`);
+    }
+  }
+
+  /** Whom SMTP refused; nobody, of a relay that does not know. */
+  async #refused(deadline: number): Promise<RefusedJson[]> {
+    const request = this.#request("GET", "/refused");
+    try {
+      return await this.#exchange.json<RefusedJson[]>(request, answers.REFUSED, deadline);
+    } catch (error) {
+      if (!(error instanceof RelayError)) throw error;
+      return [];
     }
   }
 

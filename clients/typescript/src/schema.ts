@@ -35,6 +35,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/mailboxes/{address}/refused": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List recipients that SMTP has refused since a mailbox was made */
+        get: operations["listRefused"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/mailboxes/{address}/messages/wait": {
         parameters: {
             query?: never;
@@ -543,6 +560,36 @@ export interface components {
             status: string;
         };
         /**
+         * RefusedEntry
+         * @description A recipient that SMTP has refused.
+         */
+        RefusedEntry: {
+            /** Address */
+            address: string;
+            /**
+             * Why
+             * @description `expired`: its mailbox is over, or was deleted
+             * @enum {string}
+             */
+            why: "unknown" | "expired" | "over_quota" | "filter";
+            /**
+             * Reply
+             * @description the last one to RCPT, or to the message
+             */
+            reply: string;
+            /**
+             * At
+             * Format: date-time
+             * @description when it was refused last
+             */
+            at: string;
+            /**
+             * Count
+             * @description how often it was refused
+             */
+            count: number;
+        };
+        /**
          * Sent
          * @description What a call queued: one message a recipient, in the order of `to`.
          */
@@ -675,6 +722,29 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+        };
+    };
+    listRefused: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description the newest hundred, newest first */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RefusedEntry"][];
+                };
             };
         };
     };

@@ -4,7 +4,7 @@
  */
 
 import { RelayError, WaitTimeout, inOneLine, quoted } from "./errors.js";
-import type { EntryJson, MessageData, MessageJson } from "./records.js";
+import type { EntryJson, MessageData, MessageJson, RefusedJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
 
@@ -86,13 +86,14 @@ export function inALine(
 
 /**
  * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
- * there are as many; `found` are the ids of those that were waited for.
+ * there are as many; `found` are the ids of those that were waited for; `refused` are recipients.
  */
 export function inVain(
   what: string,
   timeout: number,
   entries: readonly EntryJson[],
   found: readonly string[] = [],
+  refused: readonly RefusedJson[] = [],
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(inALine);
   const count = others.length;
@@ -100,7 +101,8 @@ export function inVain(
   const some = `${count} other${count > 1 ? "s" : ""} came`;
   const many = `others came, the newest ${OTHERS}`;
   const instead = count === 0 ? none : count > OTHERS ? many : some;
-  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS));
+  const recipients = refused.map(({ address, reply }) => `${address} (${reply})`);
+  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients);
 }
 
 function idOf(message: MessageData | string): string {

@@ -18,6 +18,7 @@ import {
   VERSION,
   WaitTimeout,
 } from "relay-client";
+import { mistype } from "./refusals.mjs";
 
 /** @param {string} name */
 const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url).href);
@@ -261,6 +262,46 @@ test(
     });
   }),
 );
+
+for (const { others, refused, text } of cases.timeouts) {
+  test(`both clients say of a wait in vain: ${text.split("\n")[0]}`, () => {
+    const instead = others.length > 0 ? "1 other came" : "nothing came";
+    assert.equal(new WaitTimeout("'Reset'", 2_000, instead, others, refused).message, text);
+  });
+}
+
+test(
+  "a wait in vain says who was refused meanwhile",
+  withInbox(async (inbox) => {
+    const refusal = await mistype(inbox.address);
+    await assert.rejects(inbox.wait({ timeout: 100 }), {
+      name: "WaitTimeout",
+      message: `waited 0.1 s for any mail; nothing came; ${refusal}`,
+    });
+    await deliver(inbox.address);
+    await assert.rejects(inbox.wait({ subject: "Welcome", timeout: 100 }), (error) => {
+      assert.ok(error instanceof WaitTimeout);
+      assert.match(error.message, /; 1 other came:\n {2}\S+ from a@shop\.example: 'Reset'\n1 recip/);
+      assert.ok(error.message.endsWith(`\n${refusal}`));
+      return true;
+    });
+  }),
+);
+
+test("a wait in vain at a relay that does not know who was refused says what came", async () => {
+  const older = new Relay({
+    fetch: async (input, init) =>
+      String(input).endsWith("/refused")
+        ? Response.json({ type: "about:blank", detail: "Not Found" }, { status: 404 })
+        : fetch(input, init),
+  });
+  const inbox = await older.inbox({ ttl: 10 });
+  await mistype(inbox.address);
+  await assert.rejects(inbox.wait({ timeout: 100 }), {
+    message: "waited 0.1 s for any mail; nothing came",
+  });
+  await inbox.close();
+});
 
 for (const { subject, links, found = links[0], finds, misses } of cases.links) {
   test(`both clients find the same links in ${subject}`, () => {

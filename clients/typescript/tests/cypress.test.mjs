@@ -12,6 +12,7 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { beforeEach, test } from "node:test";
 import { Relay } from "relay-client";
+import { mistype } from "./refusals.mjs";
 
 /** @typedef {{ then: (next: (value: any) => unknown) => Chain, [name: string]: any }} Chain */
 
@@ -173,6 +174,39 @@ test("a wait in vain says what came; it waits at the inbox that is named", async
   );
   assert.equal(requests.filter((one) => one.startsWith("DELETE")).length, 2);
   assert.ok(minutes > 50 && minutes <= 60.1, `it would live for ${minutes} min if the run were killed`);
+});
+
+test("a wait in vain says who was refused meanwhile", async () => {
+  let refusal = "";
+  await assert.rejects(
+    asATest(() => {
+      cy.relayInbox().then(async (/** @type {any} */ { address }) => {
+        refusal = await mistype(address);
+      });
+      cy.waitForMail({ timeout: 100 });
+    }),
+    (error) => {
+      assert.equal(String(error), `WaitTimeout: waited 0.1 s for any mail; nothing came; ${refusal}`);
+      return true;
+    },
+  );
+});
+
+test("a wait in vain at a relay that does not know who was refused says what came", async () => {
+  await at(
+    ({ url = "" }, response) => {
+      const said = url.includes("/wait") ? "null" : "[]";
+      const status = url.endsWith("/refused") ? 404 : 200;
+      response.writeHead(status, { "Content-Type": "application/json" }).end(said);
+    },
+    async () => {
+      const inbox = { address: "a@b.example", sessionToken: null };
+      await assert.rejects(asATest(() => cy.waitForMail({ inbox, timeout: 0 })), {
+        message: "waited 0 s for any mail; nothing came",
+      });
+      assert.equal(requests.at(-1), "GET /api/v1/mailboxes/a@b.example/refused");
+    },
+  );
 });
 
 test("a wait that would never end is refused at once", async () => {
