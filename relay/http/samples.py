@@ -4,7 +4,8 @@ What: `samples(...)` returns what `/openapi.json` has as `x-codeSamples` of a ca
 and other readers of it show.
 
 Promises
-  * They need nothing but the language: Python's standard library, Node.js 18 (22 for a WebSocket).
+  * They need nothing but the language: Python's standard library, Node.js 18.  For a WebSocket,
+    which has none in Python's, websocket-client, and Node.js 22.
   * No credential stands in them: they read the variable RELAY_TOKEN.
   * What is in them is quoted for its language, so an example may hold any text.  Tests run those of
     six calls, and have the language itself parse those of all.
@@ -64,12 +65,15 @@ def url_of(base: str, path: str, parts: Mapping[str, str], query: Mapping[str, A
 
 def samples(request: Request, *, websocket: bool = False) -> list[dict[str, str]]:
     """Return the samples of a call, each with `lang`, `label` and `source`."""
-    if websocket:
-        return [{"lang": "JavaScript", "label": "JavaScript", "source": _socket(request)}]
+    curl, python, javascript = (
+        (_curl_socket, _python_socket, _javascript_socket)
+        if websocket
+        else (_curl, _python, _javascript)
+    )
     return [
-        {"lang": "Shell", "label": "curl", "source": _curl(request)},
-        {"lang": "Python", "label": "Python", "source": _python(request)},
-        {"lang": "JavaScript", "label": "JavaScript", "source": _javascript(request)},
+        {"lang": "Shell", "label": "curl", "source": curl(request)},
+        {"lang": "Python", "label": "Python", "source": python(request)},
+        {"lang": "JavaScript", "label": "JavaScript", "source": javascript(request)},
     ]
 
 
@@ -185,14 +189,46 @@ def _javascript(request: Request) -> str:
     return "\n".join(lines)
 
 
-def _socket(request: Request) -> str:
-    url = json.dumps(re.sub("^http", "ws", request.url) + "?token=", ensure_ascii=False)
+def _curl_socket(request: Request) -> str:
+    """The handshake by hand, since many builds of curl have no WebSocket; what comes then is its
+    frames: a few bytes of their own before each message."""
+    handshake = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"]
+    handshake.append("Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    lines = [f"curl --http1.1 --no-buffer -o - {shlex.quote(request.url)}"]
+    lines += [f"-H '{field}'" for field in handshake]
+    return " \\\n  ".join([*lines, '-H "Authorization: Bearer $RELAY_TOKEN"'])
+
+
+def _python_socket(request: Request) -> str:
+    return "\n".join(
+        [
+            "import json",
+            "import os",
+            "",
+            "import websocket  # pip install websocket-client",
+            "",
+            "socket = websocket.create_connection(",
+            f"    {json.dumps(_ws(request), ensure_ascii=False)},",
+            f'    header={{"Authorization": f"Bearer {{{_PYTHON_TOKEN}}}"}},',
+            ")",
+            "while message := socket.recv():",
+            "    print(json.loads(message))",
+        ]
+    )
+
+
+def _javascript_socket(request: Request) -> str:
+    url = json.dumps(f"{_ws(request)}?token=", ensure_ascii=False)
     return "\n".join(
         [
             f"const socket = new WebSocket({url} + process.env.RELAY_TOKEN);",
             "socket.onmessage = ({ data }) => console.log(JSON.parse(data));",
         ]
     )
+
+
+def _ws(request: Request) -> str:
+    return re.sub("^http", "ws", request.url)
 
 
 def _literal(value: Any, depth: int, *, python: bool) -> str:

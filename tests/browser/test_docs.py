@@ -61,8 +61,8 @@ def test_a_call_is_found_tried_and_pasted(relay: RelayProcess, browse: Browse) -
 
 
 def test_every_call_is_described(relay: RelayProcess, browse: Browse) -> None:
-    """Opened all at once, each call shows what it takes and answers, a program, and an example; and
-    nothing that was asked for on the way was refused."""
+    """Opened all at once, each call shows what it takes and answers, a program in each of three
+    languages, and an example; and nothing that was asked for on the way was refused."""
     with browse() as visit:
         page = signed_in(visit, relay)
         page.goto(f"{relay.run['http']}/docs")
@@ -70,6 +70,9 @@ def test_every_call_is_described(relay: RelayProcess, browse: Browse) -> None:
         page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
         calls = page.locator("details .call")
         expect(calls).to_have_count(page.locator("details").count())
+        languages = page.get_by_role("group", name="Language").all_inner_texts()
+        assert {tuple(one.split()) for one in languages} == {("curl", "Python", "JavaScript")}
+        assert len(languages) == calls.count()
         assert calls.evaluate_all("all => all.every((one) => one.querySelector('pre').textContent)")
         assert visit.console == []
         assert visit.errors == []

@@ -161,10 +161,13 @@ def test_the_type_of_a_problem_is_the_address_of_its_page(relay: RelayProcess) -
 def test_examples_have_the_address_that_was_asked(
     document: dict[str, Any], relay: RelayProcess
 ) -> None:
-    """Host and port are those of this relay, in servers, samples and examples alike."""
+    """Host and port are those of this relay, in servers, samples and examples alike; each call
+    has a sample for curl, for Python and for JavaScript."""
     base = relay.run["http"]
     assert document["servers"] == [{"url": base}]
     for operation in operations(document):
+        labels = [sample["label"] for sample in operation["x-codeSamples"]]
+        assert labels == ["curl", "Python", "JavaScript"], operation["operationId"]
         for sample in operation["x-codeSamples"]:
             assert base.partition(":")[2] in sample["source"], operation["operationId"]
 
