@@ -14,7 +14,7 @@ Promises
     anything else                            stays              no
 
 - Never suppressed is who a receiver did not name, what it refused for policy (x.7.x, or words of
-  it), and what it said of the sender (5.1.7, 5.1.8).
+  it) or for now, and what it said of the sender (5.1.7, 5.1.8).
 - Of several recipients that a report names ours is the one that counts; where it names others only
   (mail was forwarded), the message bounced and nobody is suppressed; of a text without a standard
   nothing follows then.
@@ -63,15 +63,44 @@ _SAID = {"failure": "failed", "error": "failed", "fail": "failed", "delay": "del
 _COMPLAINTS = {"abuse", "fraud", "opt-out", "opt-out-list", "complaint", "not-requested"}
 _ENHANCED = re.compile(r"(?<![\d.])([245]\.\d{1,3}\.\d{1,3})(?![\d.])")
 _POLICY = re.compile(
-    r"spam|black ?-?list|block ?-?list|\bblocked\b|policy|reputation|dnsbl|\brbl\b|spamhaus|dmarc"
-    r"|\bspf\b|dkim|grey ?-?list|rate limit|virus|malware|content",
+    # what they think of the mail
+    r"spam|virus|malware|phish|fraud|content|unsolicited|suspicious|abus|complain|unusual"
+    # of whoever sends it
+    r"|black ?-?list|block ?-?list|\bblocked\b|reputation|dnsbl|\brbl\b|spamhaus|\bzen\b"
+    r"|(?<!not )(?<!n't )\blisted\b|\bip\b|rdns|reverse dns|sending activity|sender rejected"
+    r"|dmarc|\bspf\b|dkim|authenticat|unauthori[sz]ed"
+    # what they let nobody do
+    r"|policy|denied|forbidden|prohibited|restrict|not (?:allowed|permitted|authori[sz]ed)"
+    r"|relay(?:ing)? (?:access|not|is not)|(?:not|unable to|cannot|do not|don't|no) relay"
+    r"|grey ?-?list|rate ?-?limit|throttl",
     re.IGNORECASE,
 )
+_PASSING = re.compile(r"temporar|try again|dns (?:failure|error|time)", re.IGNORECASE)
 
 
 def is_for_policy(text: str) -> bool:
     """Whether the words of a refusal say that it is for policy: not for there being nobody."""
-    return _POLICY.search(text) is not None
+    return _POLICY.search(_without_paths(text)) is not None
+
+
+def is_passing(text: str) -> bool:
+    """Whether the words of a refusal say that it is for now, whatever its code."""
+    return _PASSING.search(_without_paths(text)) is not None
+
+
+def _without_paths(text: str) -> str:
+    """Of a URL only the host counts (a block list's is a reason), not what its path says."""
+    return " ".join(map(_unlinked, text.split()))
+
+
+def _unlinked(word: str) -> str:
+    """A word, without the path where it is a URL."""
+    before, scheme, rest = word.partition("://")
+    if scheme:
+        return f"{before} {re.split('[/?#]', rest, maxsplit=1)[0]}"
+    host, slash, _ = word.partition("/")
+    is_host = slash and "." in host and any(map(str.isalpha, host))
+    return host if is_host else word
 
 
 def finding(report: Report, recipient: str) -> Finding | None:
@@ -110,7 +139,7 @@ def _of(one: Recipient, *, named: bool) -> Finding | None:
         Kind.BOUNCED,
         enhanced,
         one.diagnostic,
-        suppress=fits and enhanced in _GONE,
+        suppress=fits and enhanced in _GONE and not is_passing(one.diagnostic),
         is_full=fits and enhanced is not None and enhanced.endswith(".2.2"),
     )
 

@@ -34,7 +34,7 @@ from relay.errors import ConfigError
 from relay.outbound.rate import Rate
 from relay.outbound.shaping.reply_patterns import Pattern, compile_pattern
 from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
-from relay.returns.law import is_for_policy
+from relay.returns.law import is_for_policy, is_passing
 from relay.settings import duration
 from relay.smtp.client import Outcome, Phase, Verdict
 
@@ -97,7 +97,8 @@ class ReplyRule:
             outcome.phase not in _ABOUT_RECIPIENT
             or outcome.code < 500
             or (outcome.enhanced or "").startswith("5.7.")
-            or (self.text is None and is_for_policy(outcome.text))  # a code alone is not believed
+            # A code alone is not believed.
+            or (self.text is None and (is_for_policy(outcome.text) or is_passing(outcome.text)))
         ):
             return False
         return self.text is None or self.text.found_in(outcome.text)

@@ -256,7 +256,14 @@ def test_only_a_final_refusal_of_a_recipient_suppresses():
     for phase in (Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH, Phase.MAIL):
         assert not rule.fits(reply(550, "5.1.1", phase=phase))
     assert not rule.fits(reply(550, "5.7.1"))
-    for said in ("blocked using zen.spamhaus.org", "Rejected as spam", "fails DMARC policy"):
+    for said in (
+        "blocked using zen.spamhaus.org",
+        "Rejected as spam",
+        "fails DMARC policy",
+        "Access denied for 192.0.2.1 due to abuse",
+        "unauthenticated sender, rejected",
+        "temporary failure",
+    ):
         assert not rule.fits(reply(550, "5.1.1", said))
     # A rule of words says itself which.
     assert (
