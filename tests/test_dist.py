@@ -114,6 +114,7 @@ def test_every_lock_is_made_by_make_lock() -> None:
 
 
 @pytest.mark.soak  # everything is built twice, installed and started: minutes, and a network
+@pytest.mark.timeout(900)
 def test_built_packages_work_alone(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -145,9 +146,9 @@ def test_built_packages_work_alone(
     said = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider"], tmp_path / "suite")
     took = time.monotonic() - began
     assert "1 passed" in said
-    passes_soon(took, record_property)
     run([str(environment / "bin" / "relay-mail"), "demo"], tmp_path)
     look_at_examples(python, tmp_path / "examples")
+    passes_soon(took, record_property)  # last: a machine that is busy hides nothing else
 
 
 def passes_soon(took: float, record_property: Callable[[str, object], None]) -> None:
@@ -289,6 +290,7 @@ export default {
 
 
 @pytest.mark.soak  # npm installs Playwright, pip the relay: a network
+@pytest.mark.timeout(900)
 def test_a_browser_signs_up_with_built_packages_alone(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

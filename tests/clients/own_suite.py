@@ -16,14 +16,14 @@ TIMEOUT = 400
 """Seconds that a test has for it."""
 
 
-def passes(client: str) -> None:
+def passes(client: str, *words: str) -> None:
     """Run it in a process of its own, with a relay of its own: it uses the plug-in that it tests.
 
-    `client`: the name of its folder.  Without npm nothing of the TypeScript client's can run: the
-    test is skipped as all of those are.
+    `client`: the name of its folder; `words`: what pytest is told besides.  Without npm nothing of
+    the TypeScript client's can run: the test is skipped as all of those are.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q"],
+        [sys.executable, "-m", "pytest", "-q", *words],
         cwd=CLIENTS / client,
         capture_output=True,
         text=True,

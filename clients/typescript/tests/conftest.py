@@ -87,11 +87,58 @@ def digest(file: Path) -> str:
 def clean(run: Run, tarball: Path, modules: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a project that has installed the tarball, and the test runners beside it."""
     folder = tmp_path_factory.mktemp("project")
-    (folder / "package.json").write_text('{"private": true, "type": "module"}\n')
-    run("npm", "install", "--offline", "--no-audit", "--no-fund", tarball, folder=folder)
+    _install(run, folder, "--offline", tarball)
     for name in ("@playwright", "@types", "typescript", "vite", "vitest"):
         (folder / "node_modules" / name).symlink_to((modules / name).resolve())
     return folder
+
+
+@pytest.fixture(scope="session")
+def oldest(run: Run, tarball: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the same with the oldest test runners that package.json says it works with."""
+    folder = tmp_path_factory.mktemp("oldest")
+    runners = [f"{name}@{_first(version)}" for name, version in _said()["peerDependencies"].items()]
+    types = _said()["devDependencies"]["@types/node"]
+    _install(run, folder, "--ignore-scripts", tarball, *runners, f"@types/node@{types}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def newest(run: Run, tarball: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the same with the newest that Node.js 20 runs: Vitest 5 asks for 22."""
+    folder = tmp_path_factory.mktemp("newest")
+    runners = ("@playwright/test@latest", "vitest@4", "@types/node@20")
+    _install(run, folder, "--ignore-scripts", tarball, *runners)
+    return folder
+
+
+@pytest.fixture(
+    params=[
+        "clean",
+        pytest.param("oldest", marks=pytest.mark.soak),
+        pytest.param("newest", marks=pytest.mark.soak),
+    ]
+)
+def project(request: pytest.FixtureRequest) -> Path:
+    """Return a project that has installed the tarball, with one after the other's test runners."""
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def _install(run: Run, folder: Path, *words: str | Path) -> None:
+    (folder / "package.json").write_text('{"private": true, "type": "module"}\n')
+    run("npm", "install", "--no-audit", "--no-fund", *words, folder=folder)
+
+
+def _said() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((HERE / "package.json").read_text())
+    return found
+
+
+def _first(version: str) -> str:
+    """Return the first that `>=1.40` names: 1.40.0."""
+    numbers = version.removeprefix(">=").split(".")
+    return ".".join([*numbers, "0", "0"][:3])
 
 
 @pytest.fixture(scope="session")

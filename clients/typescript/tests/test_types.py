@@ -14,9 +14,9 @@ from readme import PROGRAMS
 from relay_client import Relay
 
 
-def test_the_packed_types_suit_a_strict_project(run: Run, modules: Path, clean: Path) -> None:
+def test_the_packed_types_suit_a_strict_project(run: Run, modules: Path, project: Path) -> None:
     """The README's programs, as ES modules and as CommonJS; its own declarations are checked."""
-    folder = clean / "types"
+    folder = project / "types"
     folder.mkdir()
     names = ["client", "playwright", "vitest"]
     for name in names:
