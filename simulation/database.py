@@ -282,7 +282,7 @@ class _Site:
         """Backends that may be at work although nobody waits for them."""
         self.cancelled: set[int] = set()
         """Backends that were told to end their statement."""
-        self._paused: dict[int, None] = {}  # backends that are stopped for they wait, in order
+        self._paused: dict[int, None] = {}  # backends stopped while they wait for a lock
         self._observer: psycopg.Connection[Any] | None = None
         # Not the same: psycopg takes notifications out of a connection that it asks something on.
         self._asker: psycopg.Connection[Any] | None = None
@@ -325,13 +325,13 @@ class _Site:
         _signal(pid, signal.SIGSTOP)
 
     def resume(self, pid: int) -> None:
-        """Let a backend go on, if it is stopped for it waits."""
+        """Let a backend go on, if it is stopped while it waits for a lock."""
         if pid in self._paused:
             del self._paused[pid]
             _signal(pid, signal.SIGCONT)
 
     def is_paused(self, pid: int) -> bool:
-        """Whether a backend is stopped for it waits for a lock."""
+        """Whether a backend is stopped while it waits for a lock."""
         return pid in self._paused
 
     def next_free(self) -> int | None:

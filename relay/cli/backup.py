@@ -46,7 +46,7 @@ from relay.cli import exits, options, output
 from relay.cli.client import Api
 from relay.cli.db import with_database
 from relay.cli.exits import Failure
-from relay.datadir import DataDir
+from relay.datadir import SECRETS, DataDir
 from relay.errors import ConfigError
 from relay.files import sync_directory
 
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 DUMP, DEVICES, MANIFEST = "database.dump", "devices.db", "manifest.json"
-KEYS = ("secret_key", "encryption_keys", "device_key")
 _ASIDE = "relay_before_restore"
 
 _PAUSE = b"""
@@ -124,7 +123,9 @@ def restore(file: Path, force: bool, config: Path | None, data_dir: Path, as_jso
     with _unpacked(file, data_dir) as (folder, manifest), output.working("Restoring"):
         _refuse_newer(manifest)
         theirs = {
-            name: (folder / name).read_text().strip() for name in KEYS if name in manifest["files"]
+            name: (folder / name).read_text().strip()
+            for name in SECRETS
+            if name in manifest["files"]
         }
         set_elsewhere = {
             name
@@ -300,7 +301,7 @@ def _copy_devices(settings: Settings, data_dir: Path, target: Path) -> None:
 
 def _keys(data_dir: Path) -> dict[str, str]:
     found = {}
-    for name in KEYS:
+    for name in SECRETS:
         with suppress(FileNotFoundError):
             found[name] = (data_dir / name).read_text().strip()
     return found
@@ -379,7 +380,7 @@ def _unpacked(file: Path, data_dir: Path) -> Iterator[tuple[Path, dict[str, Any]
             with tarfile.open(file) as tar:
                 manifest = json.load(_member(tar, MANIFEST))
                 for name in manifest["files"]:
-                    if name not in {DUMP, DEVICES, *KEYS}:
+                    if name not in {DUMP, DEVICES, *SECRETS}:
                         raise Failure(f"{file} holds {name!r}, which no backup of a relay does.")
                     with (folder / name).open("wb") as out:
                         shutil.copyfileobj(_member(tar, name), out)

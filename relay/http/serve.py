@@ -320,7 +320,7 @@ class _HTTP1(H11Protocol):
         self._head = b""
         if isinstance(event, h11.Response) and _known_length(event):
             self._head = data
-        elif data:  # of an end that its length has told there is nothing to say
+        elif data:  # none for the end of an answer whose length was told
             await self.send(RawData(data))
 
     async def _check_protocol(self, event: Any) -> None:
@@ -357,7 +357,7 @@ class _HTTP1(H11Protocol):
 
 
 class _Idling:
-    """Closes a connection that has been idle for too long, or is when the server ends.
+    """The idle time-out of a connection, which closes it; so does the end of the server.
 
     hypercorn's own starts a task for each request, and ends it; this is one for the connection.
     """
@@ -369,7 +369,7 @@ class _Idling:
         self._started = self._over = False
 
     async def restart(self, task_group: Any, _close: object) -> None:
-        """It is idle from now on."""
+        """The connection is idle from now on: its time-out begins."""
         self._idle = True
         self._scope.deadline = trio.current_time() + self._server.config.keep_alive_timeout
         if not self._started:
@@ -377,12 +377,12 @@ class _Idling:
             task_group.spawn(self._run)
 
     async def stop(self) -> None:
-        """It is not."""
+        """A request is in hand: the time-out is off."""
         self._idle = False
         self._scope.deadline = math.inf
 
     def end(self) -> None:
-        """It has been closed."""
+        """The connection is closed: the task that waits for its time-out ends."""
         self._over = True
         self._scope.cancel()
 

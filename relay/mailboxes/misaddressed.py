@@ -21,8 +21,8 @@ from collections.abc import Collection, Set
 from relay.db.pool import Pool
 from relay.mailboxes.records import Mailbox
 
-_SLIP = 3
-_LEAST = 12
+_SLIP = 3  # characters that may differ, at most
+_LEAST = 12  # characters of a local part
 
 
 class Misaddressed:

@@ -80,11 +80,15 @@ class Claimed(NamedTuple):
     received_at: bytes
 
 
-_IN_HAND = """
+def _in_hand(node: str) -> str:
+    """What is found where another node has the message `u` in hand; `node`: our parameter."""
+    return f"""
     SELECT FROM relay.parse_leases l
-    WHERE l.node <> $2
+    WHERE l.node <> {node}
       AND l.expires_at > now()
       AND u.message_id = ANY (l.message_ids)"""
+
+
 # Arrays, in sub-queries: planned once, whatever their length, and never for a scan of a table that
 # was empty then and is a backlog now (`test_plans_look_rows_up`).
 _CLAIM = Statement(
@@ -93,7 +97,7 @@ _CLAIM = Statement(
         SELECT u.message_id
         FROM relay.unsummarised u
         WHERE u.message_id = ANY ((SELECT $1)::uuid[])
-          AND NOT EXISTS ({_IN_HAND})
+          AND NOT EXISTS ({_in_hand("$2")})
     ), leased AS (
         INSERT INTO relay.parse_leases (node, parser, message_ids, expires_at)
         SELECT $2, $3, ARRAY(SELECT message_id FROM free), now() + make_interval(secs => $4)
@@ -126,7 +130,7 @@ def _claiming_all(messages: int, size: int) -> Statement:
             SELECT *
             FROM waiting
             WHERE (SELECT count(*) <= {messages} AND sum(size) <= {size} FROM waiting)
-              AND NOT EXISTS (SELECT FROM waiting u WHERE EXISTS ({_IN_HAND.replace("$2", "$1")}))
+              AND NOT EXISTS (SELECT FROM waiting u WHERE EXISTS ({_in_hand("$1")}))
         ), leased AS (
             INSERT INTO relay.parse_leases (node, parser, message_ids, expires_at)
             SELECT $1, $2, ARRAY(SELECT message_id FROM free), now() + make_interval(secs => $3)

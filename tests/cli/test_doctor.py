@@ -37,6 +37,7 @@ from relay.cli.doctor.findings import Check, Finding, Patient
 from relay.cli.doctor.machine import (
     check_capture,
     check_certificate,
+    check_data_directory,
     check_disk_space,
     check_file_system,
     check_letters,
@@ -48,7 +49,7 @@ from relay.cli.doctor.machine import (
 from relay.cli.doctor.replication import Facts, inspect, judge
 from relay.cli.doctor.running import check_actors, check_queue, check_upstream, notices
 from relay.crypto import Vault
-from relay.datadir import DataDir
+from relay.datadir import SECRETS, DataDir
 from relay.db.connection import connect
 from relay.settings import load
 from tests.certificates import write
@@ -85,6 +86,22 @@ def test_a_certificate_that_ends_soon_is_warned_of(
     Path(cert).write_bytes(b"")
     assert only(check_certificate, of).state == "FAIL"
     assert list(check_certificate(patient(tmp_path))) == []
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_key_that_others_can_read_is_found(tmp_path: Path, name: str) -> None:
+    """Each of those that the data directory keeps; in mode 0600 none is worth a word."""
+    of = patient(tmp_path)
+    of.data.path.mkdir(mode=0o700, exist_ok=True)
+    of.data.path.chmod(0o700)
+    key = of.data.path / name
+    key.write_text("00" * 32)
+    key.chmod(0o600)
+    assert only(check_data_directory, of).state == "ok"
+    key.chmod(0o640)
+    _, found = check_data_directory(of)
+    assert (found.check, found.state) == (name, "FAIL")
+    assert found.advice == f"chmod 600 {key}"
 
 
 def test_a_certificate_without_a_name_of_ours_is_warned_of(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from relay.cli import output
 from relay.cli.doctor.findings import FAIL, OK, WARN, Check, Finding, Patient, judged
+from relay.datadir import SECRETS
 from relay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def check_data_directory(patient: Patient) -> Iterator[Finding]:
         )
     else:
         yield Finding("data directory", OK, f"{path}, mode {mode:04o}")
-    for name in ("secret_key", "encryption_keys", "run/relay.json"):
+    for name in (*SECRETS, "run/relay.json"):
         file = path / name
         if file.exists() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             yield Finding(name, FAIL, f"{file} can be read by others", f"chmod 600 {file}")

@@ -295,6 +295,7 @@ def register(api: Api) -> None:
     )
     async def refused(call: Call) -> Response:
         mailbox, now = call.mailbox, utc_now()
+        # The mailbox's age in seconds by the database's clock, which all three were read from.
         lived = (mailbox.expires_at - mailbox.created_at).total_seconds() - mailbox.expires_in
         found = api.deps.refused.within(lived)
         told = await api.deps.misaddressed.told_of(
