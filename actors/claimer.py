@@ -181,8 +181,7 @@ class _Claimer:
         self._handed_over = trio.lowlevel.ParkingLot()
         self._book = LaneBook()
         self._room = 0
-        self._kept = 0  # of the room, for high priority
-        self._spare = 0  # of the room, for lanes of which little is in hand
+        self._kept = 0  # of the room, for high priority, and as much for lanes that hold little
         self._held: dict[int, int] = {}  # by lane, what is in the sender's hands
         self._high_due = False  # somebody said so, and what was claimed since had none
         self._look = True  # a survey is wanted
@@ -220,18 +219,15 @@ class _Claimer:
 
     def _read(self, message: Any) -> None:
         match message:
-            case Credit(count, fresh, kept, spare, lanes):
-                self._room = count if fresh else self._room + count
+            case Credit(count, fresh, kept, left, held):
                 if kept is not None:
                     self._kept = kept
-                if spare is not None:
-                    self._spare = spare
                 if fresh:
-                    self._held = dict(lanes)
-                else:
-                    self._left(lanes)
-                if fresh:
+                    self._room, self._held = count, dict(held)
                     self._gates.start_afresh()
+                else:
+                    self._room += count
+                    self._left(left)
             case Due(due_lanes, announce):
                 self._look = self._look or not due_lanes
                 for due_lane in due_lanes:
@@ -328,7 +324,7 @@ class _Claimer:
             self._allowance(),
             most=_MOST,
             kept=self._kept,
-            spare=self._spare,
+            spare=self._kept,
             held=self._held,
         )
         if not plan:

@@ -104,16 +104,16 @@ class Credit:
 
     A count of 0 is worth a look, too: what was closed may be open again.
     `fresh`: this is all the credit there is, whatever was said before (the sender or the claimer
-    has just started).  `kept`: so much of all the credit is for high priority, and `spare` for
-    lanes of which little is in hand; None: as was said last.  `lanes`: how many of each lane have
-    left the sender's hands since it said so last, or, if `fresh`, are in them.
+    has just started); then `held` says how many of each lane are in the sender's hands, else `left`
+    how many have left them since it said so last.  `kept`: so much of all the credit is for high
+    priority, and as much again for lanes of which little is in hand; None: as was said last.
     """
 
     count: int
     fresh: bool = False
     kept: int | None = None
-    spare: int | None = None
-    lanes: Sequence[tuple[int, int]] = ()
+    left: Sequence[tuple[int, int]] = ()
+    held: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)

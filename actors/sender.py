@@ -390,13 +390,18 @@ class _Sender:
             return  # it would go unsigned, or to who wants none now; `await_knowledge` grants
         if self._ctx.paused:
             if fresh:
-                self._say(Credit(0, fresh=True, lanes=self._custody.held()))
+                self._say(self._credit(0, fresh=True))
             return
         held = len(self._custody) + len(self._finaliser)
         said = self._demand.grant(held, fresh=fresh, still=still)
         if said is not None:
-            lanes = self._custody.held() if fresh else self._custody.left()
-            self._say(Credit(said.room, fresh, said.kept, said.spare, lanes))
+            self._say(self._credit(said.room, said.kept, fresh=fresh))
+
+    def _credit(self, count: int, kept: int | None = None, *, fresh: bool) -> Credit:
+        left = self._custody.take_left()
+        if fresh:  # the claimer forgets what it knew, of what has left, too
+            return Credit(count, True, kept, held=self._custody.held())
+        return Credit(count, False, kept, left)
 
     @property
     def _knows(self) -> bool:

@@ -252,14 +252,13 @@ class Custody:
 
     # What is here ---------------------------------------------------------------------------------
 
-    def left(self) -> Sequence[tuple[int, int]]:
-        """How many of each lane have left since this was asked last."""
+    def take_left(self) -> Sequence[tuple[int, int]]:
+        """Take how many of each lane have left since this was taken last."""
         left, self._left = self._left, []
         return tuple(Counts(left).items())
 
     def held(self) -> Sequence[tuple[int, int]]:
-        """How many of each lane are here; `left` begins anew."""
-        self._left.clear()
+        """How many of each lane are here."""
         return tuple(Counts(job.message.lane for job in self._jobs.values()).items())
 
     def _waits_again(self, job: Job, now: float, delay: float) -> None:

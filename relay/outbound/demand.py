@@ -2,9 +2,9 @@
 
 Beside what is under way it wants as much as it delivered lately within `AHEAD` seconds, so that a
 claim is worth its cost and nobody waits for one.  Above that it lets the claimer have room that
-only high mail may take (`kept`), so that a backlog of other mail never fills all there is, and room
-for lanes of which little is in hand (`spare`, see `relay.outbound.lanes`), so that neither does
-what does not end.
+only high mail may take (`kept`), so that a backlog of other mail never fills all there is, and as
+much again for lanes of which little is in hand (`relay.outbound.lanes`), so that neither does what
+does not end.
 
 Promises
 - What was granted and not used stays granted; what is held and what is granted together exceed
@@ -27,12 +27,12 @@ _MOST_AHEAD = 1000  # messages
 class Granted(NamedTuple):
     """The number of messages that may be claimed.
 
-    `kept` of all the room is for high priority, and `spare` for lanes of which little is in hand.
+    `kept` of all the room is for high priority, and as much again for lanes of which little is in
+    hand.
     """
 
     room: int
     kept: int
-    spare: int
 
 
 class Demand:
@@ -58,10 +58,10 @@ class Demand:
         `fresh`: the claimer knows of no room, or is to forget it; `still`: nothing ended lately.
         """
         target = self._concurrency + self._ahead
-        kept = spare = max(target // 4, self._concurrency // 2, 1)
+        kept = max(target // 4, self._concurrency // 2, 1)
         if fresh:
             self._granted = 0
-        room = max(target + kept + spare - held - self._granted, 0)
+        room = max(target + 2 * kept - held - self._granted, 0)
         if not fresh:
             # Where nothing ends, whoever the room does not do for would wait for more of it.
             worth = room > 0 and (room >= target // 4 or held == 0 or still)
@@ -71,4 +71,4 @@ class Demand:
                 room = 0  # but less of what it has is kept: else it would be kept for ever
         self._granted += room
         self._kept = kept
-        return Granted(room, kept, spare)
+        return Granted(room, kept)

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
@@ -103,19 +103,34 @@ def any_high(due_lanes: Iterable[DueLane]) -> bool:
 def most_for(free: int, spare: int, held: int) -> int:
     """How many more of a lane may be claimed with room for `free`, while `held` of it are in hand.
 
-    All but the spare room, as anybody; of the spare room as far as it then has no more in hand than
-    twice what stays free, and one if it has nothing.
+    The most of three:
+    - `free - spare`: the spare room stays free, whatever the lane holds;
+    - `(2 * free - held) // 3`, which is the largest x with `held + x <= 2 * (free - x)`: it then
+      has at most twice in hand what stays free;
+    - one, where it has nothing in hand and anything is free.
+
+    With room for 20, of which 16 are spare: 13 where it holds none (13 <= 2 * 7), 10 where it holds
+    10 (20 <= 2 * 10), 4 where it holds 28 or more.
     """
     return max(free - spare, (2 * free - held) // 3, 0 if held else min(free, 1), 0)
 
 
 class _Room:
-    """The room that a plan fills, and what each lane has of it."""
+    """The room that a plan fills, and what each lane has of it.
 
-    __slots__ = ("_asked", "_held", "_spare", "free")
+    Of what is free, `capacity` may be claimed at once; `kept` is for high priority, the first of it
+    out of what is beyond `capacity`.
+    """
 
-    def __init__(self, free: int, spare: int, held: Mapping[int, int]) -> None:
+    __slots__ = ("_asked", "_held", "_kept", "_kept_of_capacity", "_spare", "capacity", "free")
+
+    def __init__(
+        self, free: int, most: int | None, kept: int, spare: int, held: Mapping[int, int]
+    ) -> None:
         self.free = free
+        self.capacity = free if most is None else min(free, most)
+        self._kept = kept
+        self._kept_of_capacity = max(kept - (free - self.capacity), 0)
         self._spare = spare
         self._held = held
         self._asked: dict[int, int] = {}
@@ -124,6 +139,17 @@ class _Room:
         """How many more of a lane there may be."""
         held = self._held.get(lane, 0) + self._asked.get(lane, 0)
         return most_for(self.free, self._spare, held)
+
+    def leave_to_lower(self, unused: int) -> int:
+        """How many the lower priorities may have of so many that high priority has not used.
+
+        Where there are any, what is kept is free no more.  Else it still is: they get what they are
+        guaranteed, of any room.
+        """
+        left = max(unused - self._kept_of_capacity, 0)
+        if left:
+            self.free -= self._kept
+        return left
 
     def take(self, lane: int, count: int) -> None:
         """A lane gets so much."""
@@ -205,33 +231,21 @@ class LaneBook:
         `kept`: so much of the room is for high priority; of it the others get what they are
         guaranteed while there is any, and nothing else.
         `spare`: so much of the room is for lanes of which little is in hand, by `most_for`; `held`:
-        how many of each lane are.
+        how many of each lane are.  A sender sets as much aside for each of the two.
         """
         if free < 1:
             return []
         self._planned_at = self._wakes
-        capacity = free if most is None else min(free, most)
-        kept_of_capacity = max(kept - (free - capacity), 0)
-        room = _Room(free, spare, held)
+        room = _Room(free, most, kept, spare, held)
         turns = [self._turns(self._rings[0], at, allowance, room)]
-        if not turns[0]:
-            room.free -= kept
-            capacity -= kept_of_capacity
-            if capacity < 1:
-                return []
+        capacity = room.capacity if turns[0] else room.leave_to_lower(room.capacity)
+        if capacity < 1:
+            return []
         turns += [self._turns(ring, at, allowance, room) for ring in self._rings[1:]]
         present = [priority for priority, turn in enumerate(turns) if turn]
         if not present:
             return []
-        # What the lower ones are guaranteed; the highest that is there gets the rest.
-        quotas = dict.fromkeys(present, 0)
-        left = capacity
-        for priority in reversed(present[1:]):
-            owed = min(self._owed[priority] + capacity / GUARANTEE, float(capacity))
-            self._owed[priority] = owed
-            quotas[priority] = min(int(owed), left)
-            left -= quotas[priority]
-        quotas[present[0]] = left
+        quotas = self._quotas(present, capacity)
         plan: list[Ask] = []
         for priority in present:
             asked = 0
@@ -242,9 +256,7 @@ class LaneBook:
                     plan.append(ask)
             left_over = quotas[priority] - asked
             if priority == 0:
-                left_over = max(left_over - kept_of_capacity, 0)
-                if left_over:
-                    room.free -= kept  # else the others get what they are guaranteed, of any room
+                left_over = room.leave_to_lower(left_over)
             if left_over and (below := [p for p in present if p > priority]):
                 quotas[below[0]] += left_over  # destinations with a limit leave room for others
         return plan
@@ -294,6 +306,19 @@ class LaneBook:
         known = self._rings[rings]
         instants = [e.floor for ring in known for e in ring.values() if e.floor > after]
         return min(instants, default=None)
+
+    def _quotas(self, present: Sequence[int], capacity: int) -> dict[int, int]:
+        """How many each priority of `present` gets: the lower ones what they are guaranteed and
+        were owed, the highest the rest."""
+        quotas = dict.fromkeys(present, 0)
+        left = capacity
+        for priority in reversed(present[1:]):
+            owed = min(self._owed[priority] + capacity / GUARANTEE, float(capacity))
+            self._owed[priority] = owed
+            quotas[priority] = min(int(owed), left)
+            left -= quotas[priority]
+        quotas[present[0]] = left
+        return quotas
 
     def _turns(
         self,

@@ -170,7 +170,7 @@ async def test_what_the_first_message_needs_is_planned_before_it_comes(pool, vir
 
 async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
     """Bulk has taken all the other room; the code is claimed at once all the same."""
-    await put(pool, *(f"u{number}@a.example" for number in range(20)), priority="bulk")
+    await put(pool, *(f"u@a{number}.example" for number in range(20)), priority="bulk")
     async with claiming(pool) as claims:
         claims.box.send_nowait(Credit(9, kept=4))
         await claims.get(5)
@@ -189,7 +189,7 @@ async def test_a_burst_to_one_destination_leaves_room_for_the_next(pool, virtual
     much of it follows."""
     await put(pool, *(f"u{number}@a.example" for number in range(20)))
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Credit(12, spare=4, lanes=()))
+        claims.box.send_nowait(Credit(16, kept=4))
         await claims.get(8)
         await claims.rest(virtual)
         assert len(claims.claimed) == 8
@@ -199,12 +199,12 @@ async def test_a_burst_to_one_destination_leaves_room_for_the_next(pool, virtual
         await claims.rest(virtual)
         assert [message.domain for message in claims.claimed] == ["a.example"] * 8 + ["b.example"]
         lane = claims.claimed[0].lane
-        claims.box.send_nowait(Credit(4, lanes=((lane, 3), (claims.claimed[8].lane, 1))))
+        claims.box.send_nowait(Credit(4, left=((lane, 3), (claims.claimed[8].lane, 1))))
         await claims.get(12)
         await claims.rest(virtual)
         assert [message.domain for message in claims.claimed[9:]] == ["a.example"] * 3
         # A sender that starts anew holds what it says.
-        claims.box.send_nowait(Credit(4, fresh=True, spare=4, lanes=((lane, 2),)))
+        claims.box.send_nowait(Credit(8, fresh=True, kept=4, held=((lane, 2),)))
         await claims.get(14)
         await claims.rest(virtual)
         assert len(claims.claimed) == 14

@@ -105,20 +105,21 @@ def test_each_message_that_came_leaves_its_lane_once(house: House):
     jobs = [house.take(message) for message in came]
     a, b = came[0].lane, came[-1].lane
     assert dict(custody.held()) == {a: 5, b: 1}
-    assert custody.left() == ()
+    assert custody.take_left() == ()
     custody.settle(jobs[0], DELIVERED, 1.0, 2.0)
     custody.give_back(jobs[1], 2.0)
     custody.give_back(jobs[1], 2.0)
     custody.drop(jobs[2], 2.0)
     custody.settle(jobs[5], DEFERRED, 1.0, 2.0)
-    assert dict(custody.left()) == {a: 3, b: 1}
-    assert custody.left() == ()
+    assert dict(custody.held()) == {a: 2}  # which takes nothing from those that have left
+    assert dict(custody.take_left()) == {a: 3, b: 1}
+    assert custody.take_left() == ()
     assert custody.take(came[0], 2 * LEASE, LEASE) is None  # its report has the new lease
     assert custody.take(came[3], 2 * LEASE, LEASE) is None  # its delivery has
     jobs[4].lost = True
     house.take(came[4], LEASE)  # begun anew; the one before was broken off
     custody.drop(jobs[4], LEASE)
-    assert dict(custody.left()) == {a: 3}
+    assert dict(custody.take_left()) == {a: 3}
     assert dict(custody.held()) == {a: 2}
 
 

@@ -13,7 +13,7 @@ class Claimer:
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
-        self.room = self.kept = self.spare = self.held = 0
+        self.room = self.kept = self.held = 0
         self.hear(fresh=True)
 
     def hear(self, *, fresh: bool = False) -> None:
@@ -21,7 +21,7 @@ class Claimer:
         said = self.demand.grant(self.held, fresh=fresh)
         if said is not None:
             self.room = said.room if fresh else self.room + said.room
-            self.kept, self.spare = said.kept, said.spare
+            self.kept = said.kept
 
     def claim(self, most: int, *, high: bool = False) -> int:
         """Claim up to `most`; how many."""
@@ -35,7 +35,7 @@ class Claimer:
 def test_a_sender_at_rest_wants_what_it_can_deliver_and_keeps_half_as_much_for_high():
     """Thirty-two of anything, sixteen of lanes of which little is in hand, sixteen of high."""
     claimer = Claimer(Demand(32))
-    assert claimer.spare == 16
+    assert claimer.kept == 16
     assert claimer.claim(10**6) == 32 + 16
     assert claimer.claim(10**6) == 0
     assert claimer.claim(10**6, high=True) == 16
@@ -46,7 +46,7 @@ def test_what_is_delivered_lately_is_wanted_ahead():
     demand = Demand(32)
     demand.note(200, 0.1)
     claimer = Claimer(demand)
-    assert claimer.spare == 83
+    assert claimer.kept == 83
     assert claimer.claim(10**6) == 332 + 83
 
 
@@ -99,8 +99,8 @@ def test_other_mail_than_high_has_room_where_nothing_ends():
     """Thirty hang; what a few codes have used of the room is given again, as nothing else ends."""
     demand = Demand(32)
     granted = demand.grant(30, fresh=True)
-    assert granted == (34, 16, 16)
+    assert granted == (34, 16)
     demand.claimed(3)
     assert demand.grant(30) is None
-    assert demand.grant(30, still=True) == (3, 16, 16)
+    assert demand.grant(30, still=True) == (3, 16)
     assert demand.grant(30, still=True) is None

@@ -198,7 +198,7 @@ class Claiming(World):
         self.book = LaneBook()
         self.lanes: dict[int, deque[Mail]] = {}
         self.held = Counter[int]()
-        self.room = self.kept = self.spare = 0
+        self.room = self.kept = 0
         self.hear(fresh=True)
 
     def hear(self, *, fresh: bool = False) -> None:
@@ -206,10 +206,10 @@ class Claiming(World):
         said = self.demand.grant(self.held.total(), fresh=fresh)
         if said is not None:
             self.room += said.room
-            self.kept, self.spare = said.kept, said.spare
+            self.kept = said.kept
         at = T0 + timedelta(seconds=self.now)
         book, held = self.book, self.held
-        while plan := book.plan(self.room, at, kept=self.kept, spare=self.spare, held=held):
+        while plan := book.plan(self.room, at, kept=self.kept, spare=self.kept, held=held):
             found: dict[tuple[int, int], tuple[int, datetime]] = {}
             for ask in plan:
                 waiting = self.lanes[ask.lane]
