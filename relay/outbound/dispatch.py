@@ -9,7 +9,7 @@ Promises, each with the name of what keeps it
 - Turns (`_wanted_elsewhere`): lines take turns, and so do the destinations of a line.
 - Half of a line (`has_its_half`): while others wait in its line, no destination gets more than
   half of the line's connections, high mail included.
-- Half until one ends (`has_half_unproven`): a destination gets no more than half of a line before
+- Half until one ends (`_has_half_unproven`): a destination gets no more than half of a line before
   one of its deliveries has ended, whatever others have widened it to; anew whenever nothing of it
   was under way.
 - Kept from an owner (`_kept_from_owner`, `_kept_from_owner_in_all`): no owner's deliveries that
@@ -137,9 +137,10 @@ class Line(Generic[J, W]):
     __slots__ = (
         "_all",
         "_busy",
-        "_ended",
+        "_half",
         "_owners",
         "_passed",
+        "_proven",
         "_wait_for",
         "_waiting",
         "coming",
@@ -159,6 +160,7 @@ class Line(Generic[J, W]):
         key: Hashable,
         way: W,
         width: int,
+        full: int,
         all_lines: Owners,
         group: Group | None = None,
     ) -> None:
@@ -182,7 +184,8 @@ class Line(Generic[J, W]):
         )
         self._passed = [0] * len(PRIORITIES)  # how often others went before what waits
         self._busy: dict[str, int] = {}
-        self._ended: set[str] = set()  # of what is under way, of which something has ended
+        self._half = _half_of(full)  # places that a destination has before it is proven, at most
+        self._proven: set[str] = set()  # destinations under way of which something has ended
         self._owners: dict[Hashable, int] = {}  # places that each has
         self._wait_for: dict[Hashable, int] = {}  # jobs of each that wait
         self._all = all_lines
@@ -272,21 +275,21 @@ class Line(Generic[J, W]):
             return (1, 0, 2)
         return (0, 1, 2)
 
-    def _pop(
-        self, priority: int, half: int, unproven: int, most: float, barred: Collection[Hashable]
-    ) -> J | None:
+    def _has_half_unproven(self, domain: str, busy: int) -> bool:
+        """Whether a destination with `busy` places gets no more before one of its has ended."""
+        return busy >= self._half and domain not in self._proven
+
+    def _pop(self, priority: int, half: int, most: float, barred: Collection[Hashable]) -> J | None:
         """Take the next job of a priority whose destination and owner may have a place.
 
-        A destination may have `half` while others wait, `unproven` before anything of it has
-        ended, and `most` in any case.
+        A destination may have `half` while others wait, and `most` in any case.
         """
         queues = self._waiting[priority]
         for domain, queue in queues.items():
             busy = self._busy.get(domain, 0)
             kept_from_destination = busy >= most
-            has_half_unproven = busy >= unproven and domain not in self._ended
             has_its_half = busy >= half and self._others_wait(domain)
-            if kept_from_destination or has_half_unproven or has_its_half:
+            if kept_from_destination or has_its_half or self._has_half_unproven(domain, busy):
                 continue
             if not barred:
                 job = queue.popleft()
@@ -341,7 +344,7 @@ class Line(Generic[J, W]):
             busy[domain] = left
         else:
             del busy[domain]
-            self._ended.discard(domain)
+            self._proven.discard(domain)
         if (left := owners[owner] - 1) > 0:
             owners[owner] = left
         else:
@@ -421,7 +424,9 @@ class Dispatch(Generic[J, W]):
         self, key: Hashable, way: W, *, width: int = FIRST_WIDTH, group: Group | None = None
     ) -> Line[J, W]:
         """Make the line of a route."""
-        line = self.lines[key] = Line(key, way, min(width, self.full), self._owners, group)
+        line = self.lines[key] = Line(
+            key, way, min(width, self.full), self.full, self._owners, group
+        )
         return line
 
     def forget(self, key: Hashable) -> bool:
@@ -477,9 +482,9 @@ class Dispatch(Generic[J, W]):
         """A peer has answered, whatever it said of a domain.  True if more may begin now."""
         line.moved_at = now
         more = False
-        if domain not in line._ended and (busy := line._busy.get(domain)):
-            line._ended.add(domain)
-            more = busy >= _half_of(self.full)
+        if busy := line._busy.get(domain):
+            more = line._has_half_unproven(domain, busy)
+            line._proven.add(domain)
         if line.width >= self.full:
             return more
         line.width += 1
@@ -613,9 +618,7 @@ class Dispatch(Generic[J, W]):
             half = max(min(line.width, self.full) // 2, 1)
             if busy.get(domain, 0) - (domain == before) >= half:
                 return None
-        if domain not in line._ended and (
-            busy.get(domain, 0) - (domain == before) >= _half_of(self.full)
-        ):
+        if line._has_half_unproven(domain, busy.get(domain, 0) - (domain == before)):
             return None
         queue = queues[domain]
         job = queue.popleft()
@@ -630,7 +633,7 @@ class Dispatch(Generic[J, W]):
             _add(busy, before, -1)
             _add(busy, domain, 1)
             if before not in busy:
-                line._ended.discard(before)
+                line._proven.discard(before)
         del self._begun[place]
         self._begun[place] = now  # the last of them
         return job
@@ -723,7 +726,7 @@ class Dispatch(Generic[J, W]):
                 half = max(min(width, full) // 2, 1)
                 last_ones = line.workers >= self.full - self._of_destination
                 most = _half_of(self.full) if last_ones else math.inf
-                job = line._pop(priority, half, _half_of(self.full), most, barred)
+                job = line._pop(priority, half, most, barred)
                 if job is not None:
                     return job
         return None
