@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -385,22 +385,11 @@ class Summariser:
         what others have in hand.
         """
         parser = helper or self.parser
-        claimed: list[summaries.Claimed] | None = None
-        if helper or self._looked or self._in_hand or self._elsewhere:
-            all_of_them = None
-        else:  # the rule, while mail comes slower than it is parsed
-            all_of_them = await summaries.claim_all(
-                self.pool,
-                node=self._node,
-                parser=0,
-                seconds=self.lease_for,
-                messages=GROUP,
-                size=GROUP_BYTES,
-            )
-        if all_of_them is None:
+        claimed = None if helper else await self._see_and_claim()
+        if claimed is None:
             waiting, full = await self._look(newest=newest)
         else:
-            waiting, full = [one for one, _ in all_of_them], False
+            waiting, full = list(claimed), False
             self._remember(waiting)
         free = self._free(waiting)
         if helper:
@@ -415,11 +404,6 @@ class Summariser:
                 end: ([one for one in left if one.message_id not in chosen], until)
                 for end, (left, until) in self._looked.items()
             }
-        if all_of_them is not None:
-            chosen = {one.message_id for one in group}  # all, but for what a helper took meanwhile
-            claimed = [
-                message for one, message in all_of_them if message and one.message_id in chosen
-            ]
         self._mailed_at = trio.current_time()
         self._in_hand[parser] = group
         if not helper:
@@ -431,6 +415,28 @@ class Summariser:
             if not helper:
                 self._began = math.inf
         return len(group), full or done < len(group) or len(group) < len(free)
+
+    async def _see_and_claim(self) -> Mapping[Waiting, summaries.Claimed | None] | None:
+        """See and claim all that waits, in the order of arrival; None for what was deleted.
+
+        None, and nothing is claimed, where more waits than one group, or somebody has some of it in
+        hand: `_look` then.  Mostly it is not, while mail comes slower than it is parsed.
+        """
+        if self._looked or self._in_hand or self._elsewhere:
+            return None
+        found = await summaries.claim_all(
+            self.pool,
+            node=self._node,
+            parser=self._number(self.parser),
+            seconds=self.lease_for,
+            messages=GROUP,
+            size=GROUP_BYTES,
+        )
+        return None if found is None else dict(found)
+
+    def _number(self, parser: Parser) -> int:
+        """The number of a parser of this node, as leases name it."""
+        return (self.parser, *self.helpers).index(parser)
 
     async def _look(self, *, newest: bool) -> tuple[list[Waiting], bool]:
         """Some of what waits, in the order of arrival, and whether there is more than that.
@@ -494,22 +500,27 @@ class Summariser:
         ]
 
     async def _summarise(
-        self, parser: Parser, group: list[Waiting], claimed: list[summaries.Claimed] | None = None
+        self,
+        parser: Parser,
+        group: list[Waiting],
+        have: Mapping[Waiting, summaries.Claimed | None] | None = None,
     ) -> int:
         """Claim a group, parse it and store what was parsed; return how many were or are gone.
 
-        `claimed`: what there is of it, where it was claimed already.
+        `have`: what was claimed already, the group and perhaps more; None: nothing.
         """
         order = {one.message_id: number for number, one in enumerate(group)}
-        if claimed is None:
+        if have is None:
             claimed = await summaries.claim(
                 self.pool,
                 list(order),
                 node=self._node,
-                parser=(self.parser, *self.helpers).index(parser),
+                parser=self._number(parser),
                 seconds=self.lease_for,
             )
-        claimed.sort(key=lambda message: order[message.message_id])
+            claimed.sort(key=lambda message: order[message.message_id])
+        else:
+            claimed = [message for one in group if (message := have[one]) is not None]
         found = await parser.summarise(
             [message.raw for message in claimed],
             budget=self.slice_for,

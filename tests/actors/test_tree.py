@@ -18,6 +18,7 @@ from actors.resources import Resources
 from actors.tree import ROLES, build_tree, wire
 from relay.cli.actor import actor
 from relay.datadir import DataDir
+from relay.db import channels
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
@@ -40,6 +41,7 @@ def built(
     only: frozenset[str] | None = None,
     page_url: str = "http://127.0.0.1:8025",
     certificate: Certificate | None = None,
+    hub: Hub | None = None,
 ) -> SupervisorSpec:
     """The tree of a process with these settings and roles."""
     resources = Resources(
@@ -48,7 +50,7 @@ def built(
         dsn=DSN,
         listen_dsn=DSN,
         pool=Pool(DSN),
-        hub=Hub(),
+        hub=hub or Hub(),
         smtp_sockets=(),
         lmtp_sockets=(),
         submission_sockets=(),
@@ -180,6 +182,15 @@ def test_every_mail_port_trusts_the_same_proxies_and_shows_the_same_certificate(
     tree = built(load(environ=proxies | PROCESSES), certificate=certificate)
     shown = {"ingest-1", "ingest-2", "submission", "pop3"}
     assert given(tree, "certificate") == dict.fromkeys(shown, certificate)
+
+
+def test_the_summariser_sees_whether_somebody_waits_for_mail():
+    """In the hub that HTTP's waits subscribe to: then it parses few messages without a rest."""
+    hub = Hub()
+    awaited = given(built(Settings(), hub=hub), "awaited")["summariser"]
+    assert not awaited()
+    with hub.subscribe(channels.SUMMARIES, "3f8a"):
+        assert awaited()
 
 
 def test_each_group_fails_by_itself_and_a_device_store_for_ever():
