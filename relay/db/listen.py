@@ -46,9 +46,10 @@ _RETRY_BASE, _RETRY_CAP = 0.1, 5.0  # s; what the back-off begins with and doubl
 
 
 class Bell:
-    """Rings when any of several subscriptions is woken.  Used by one task at a time.
+    """A flag that is raised any number of times before it is waited for, and counts once.
 
-    Who waits for one of many things waits so in one step, and for none of them in a task.
+    One bell may be that of several subscriptions: a task that waits for any of them waits for their
+    bell, and needs no task for each.  Used by one task at a time.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,11 @@ class Bell:
         await self._event.wait()
         self._event = trio.Event()
 
+    @property
+    def has_rung(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._event.is_set()
+
     def ring(self) -> None:
         """Have `wait` return."""
         self._event.set()
@@ -67,32 +73,32 @@ class Bell:
 class Subscription:
     """One waiter's flag.  Used by one task at a time; made by `Hub.subscribe`."""
 
-    def __init__(self, bell: Bell | None = None) -> None:
-        self._bell = bell
-        self._event = trio.Event()
+    def __init__(self, shared: Bell | None = None) -> None:
+        """`shared`: rings with it, and with the others that have the same one."""
+        self._bell = Bell()
+        self._shared = shared
         self._keys: set[str] | None = set()
         self.heard: set[str] | None = None
         """For which keys the last `wait` returned; None: for every key of the channel."""
 
     async def wait(self) -> None:
         """Return when something was published since the last `wait` (or since subscribing)."""
-        await self._event.wait()
-        self._event = trio.Event()
+        await self._bell.wait()
         self.heard, self._keys = self._keys, set()
 
     @property
     def woken(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._event.is_set()
+        return self._bell.has_rung
 
     def _wake(self, keys: set[str] | None) -> None:
         if keys is None or self._keys is None or len(self._keys) + len(keys) > _KEYS:
             self._keys = None
         else:
             self._keys |= keys
-        self._event.set()
-        if self._bell is not None:
-            self._bell.ring()
+        self._bell.ring()
+        if self._shared is not None:
+            self._shared.ring()
 
 
 class Hub:
