@@ -72,6 +72,7 @@ from relay.chance import monotonic
 from relay.db.doubt import NotReplicated, is_doubt
 from relay.db.hosts import SILENT_SHARE, Host, Hosts, host_of
 from relay.db.waits import more_now, ready_now, wait_readable, wait_writable
+from relay.locks import Lock
 from relay.log import get_logger
 from relay.net import getaddrinfo
 
@@ -146,48 +147,6 @@ for _bound in [_bounded(_TIMESTAMPTZ, form) for form in (pq.Format.TEXT, pq.Form
 
 class NoAnswer(psycopg.OperationalError):
     """The server did not answer within the connection's `patience`; the connection is closed."""
-
-
-class _Lock:
-    """A fair lock that does not pass through the scheduler when it is free.
-
-    `trio.Lock` always checkpoints, which costs a round through the loop and, inside a cancelled
-    scope, would stop psycopg's clean-up (ROLLBACK, the end of COPY) before it begins.
-    `tests/db/test_connection.py` holds it to that; `python -m tests.bench db` is where it pays.
-    """
-
-    __slots__ = ("_held", "_waiting")
-
-    def __init__(self) -> None:
-        self._held = False
-        self._waiting = trio.lowlevel.ParkingLot()
-
-    def acquire_nowait(self) -> bool:
-        if self._held:
-            return False
-        self._held = True
-        return True
-
-    async def acquire(self) -> None:
-        if not self.acquire_nowait():
-            await self._waiting.park()  # whoever lets go hands the lock over
-
-    def release(self) -> None:
-        if self._waiting:
-            self._waiting.unpark()
-        else:
-            self._held = False
-
-    async def __aenter__(self) -> None:
-        await self.acquire()
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class Statement:
@@ -286,7 +245,7 @@ class _Transaction(psycopg.AsyncTransaction):
 class Connection(psycopg.AsyncConnection[Any]):
     """`psycopg.AsyncConnection` on Trio.  Made by `connect()`; one task at a time uses it."""
 
-    lock: _Lock  # type: ignore[assignment]  # asyncio's is replaced
+    lock: Lock  # type: ignore[assignment]  # asyncio's is replaced
     cleanup_timeout = CLEANUP_TIMEOUT
     used_at = 0.0
     """The instant at which the pool last took the connection back, in seconds of Trio's clock."""
@@ -300,7 +259,7 @@ class Connection(psycopg.AsyncConnection[Any]):
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: Any = psycopg.rows.tuple_row) -> None:
         super().__init__(pgconn, row_factory)
-        self.lock = _Lock()
+        self.lock = Lock()
         self.cursor_factory = Cursor
         self._statements: set[Statement] = set()  # prepared here
         self.host: Host = ("", "")

@@ -60,6 +60,7 @@ from hypercorn.typing import ConnectionState
 from quart_trio import QuartTrio
 
 from relay.http.problem_types import PREFIX
+from relay.locks import Lock
 from relay.log import get_logger
 from relay.ports.connections import accept
 from relay.ports.peers import Place, PortGate, TurnedAway
@@ -402,23 +403,18 @@ class _Server(TCPServer):
         super().__init__(*given)
         self._idling = _Idling(self)
         self.idle_task = cast("Any", self._idling)
+        self.send_lock = cast("Any", Lock())  # where it is free, without a round of the loop
 
     async def protocol_send(self, event: Any) -> None:
         if not isinstance(event, RawData):
             await super().protocol_send(event)
             return
-        # As hypercorn's does, but that a lock which is free is had without a round of the loop.
-        try:
-            self.send_lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self.send_lock.acquire()
-        try:
-            with trio.CancelScope(shield=True):
-                await self.stream.send_all(event.data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            await self.protocol.handle(Closed())
-        finally:
-            self.send_lock.release()
+        async with self.send_lock:
+            try:
+                with trio.CancelScope(shield=True):
+                    await self.stream.send_all(event.data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
         # Nothing was read yet, and to initiate HTTP/1.1 is to do nothing: it can be replaced.

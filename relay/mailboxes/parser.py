@@ -25,8 +25,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from itertools import chain
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -36,6 +35,7 @@ import trio
 
 from relay.child_process import kill, start_module
 from relay.errors import TemporaryFailure
+from relay.locks import Lock
 from relay.log import get_logger
 from relay.mailboxes.examination import Examined
 from relay.mailboxes.summary import MAX_HEADER_BYTES, Summary
@@ -98,7 +98,7 @@ class Parser:
         self._buffer = bytearray()
         self._room = 0  # bytes that the pipe to the child takes at once
         self._fresh = True
-        self._lock = trio.Lock()
+        self._lock = Lock()  # one call at a time
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,7 +126,7 @@ class Parser:
         each: by which the log names those with which something is wrong.
         """
         done: list[Parsed] = []
-        async with self._turn():
+        async with self._lock:
             while len(done) < len(messages):
                 first = 0 if budget == math.inf else max(1, math.ceil(budget * 1000))
                 replies, fault = await self._converse(_requests(messages[len(done) :], first))
@@ -148,7 +148,7 @@ class Parser:
 
         `TemporaryFailure` when the message cannot be read within the limits.
         """
-        async with self._turn():
+        async with self._lock:
             replies, fault = await self._converse(
                 [(REQUEST.pack(ATTACHMENT, index, len(raw)), raw)]
             )
@@ -164,7 +164,7 @@ class Parser:
     async def examine(self, raw: bytes) -> Examined:
         """What a check of a message is made of; `TemporaryFailure` when it cannot be read within
         the limits."""
-        async with self._turn():
+        async with self._lock:
             replies, fault = await self._converse([(REQUEST.pack(EXAMINE, 0, len(raw)), raw)])
         if fault is not None:
             raise TemporaryFailure(fault)
@@ -173,14 +173,14 @@ class Parser:
     async def report(self, raw: bytes) -> tuple[Report | None, str]:
         """What a mail that came back reports; None, and why, when it cannot be read within the
         limits."""
-        async with self._turn():
+        async with self._lock:
             replies, fault = await self._converse([(REQUEST.pack(REPORT, 0, len(raw)), raw)])
         return (None, fault) if fault is not None else (Report.from_json(replies[0][2]), "")
 
     async def filter(self, text: bytes, details: bytes = b"") -> bytes:
         """`relay.mailboxes.worker.filter_of`; `TemporaryFailure` when it could not be made."""
         head = REQUEST.pack(FILTER, len(text), len(text) + len(details))
-        async with self._turn():
+        async with self._lock:
             replies, fault = await self._converse([(head, text + details)])
         if fault is not None:
             raise TemporaryFailure(f"no filter could be made: {fault}")
@@ -193,18 +193,6 @@ class Parser:
         if process is None:
             return
         kill(process)
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """One call at a time.  Not by way of the loop where it is free: it may have much to do."""
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     async def _alone(self, raw: bytes, fault: str, id_: str | None) -> Parsed:
         """What becomes of the message that a child had in hand when that ended."""
