@@ -21,7 +21,7 @@ import trio
 from aiosmtpd.smtp import Envelope, Session
 
 from actors.messages import Accept, Consult
-from relay.accepted import Accepted, Origin
+from relay.accepted import Accepted, Origin, Why
 from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
@@ -94,9 +94,9 @@ class Returns:
         self._counted = Waiting()
         self._counted_at = -math.inf
 
-    def find(self, address: str) -> Future[str | None]:
+    def find(self, address: str) -> Future[Why | None]:
         """Why an address at the domain takes no mail: `unknown`, or `OverQuota`; None: it does."""
-        answer = Future[str | None]()
+        answer = Future[Why | None]()
         if not self.paths.takes(address):
             answer.settle("unknown")
         elif self._counted.has_room(signed=not self.paths.is_complaints(address)):
@@ -189,7 +189,7 @@ class AskedMailboxes:
         self._capture = capture
         self._returns = returns
 
-    def _find(self, address: str) -> Future[str | None]:
+    def _find(self, address: str) -> Future[Why | None]:
         assert self._returns is not None
         if not self._returns.paths.covers(address):
             return self._lookups.find(address)

@@ -4,8 +4,12 @@ the loop are told."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
+
+Why = Literal["unknown", "expired", "over_quota", "filter"]
+"""Why a recipient is refused: no such address; its mailbox is over, or was deleted; it is full; the
+operator's filter wants it so."""
 
 
 class Origin(NamedTuple):

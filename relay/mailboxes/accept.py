@@ -52,7 +52,7 @@ from uuid import UUID
 import psycopg
 import trio
 
-from relay.accepted import Origin
+from relay.accepted import Origin, Why
 from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uuids
 from relay.db.connection import Statement
 from relay.db.pool import Pool
@@ -252,7 +252,7 @@ async def fold(pool: Pool, addresses: Iterable[str]) -> None:
     await pool.fetch_value("SELECT relay.fold_usage(%s)", (list(addresses),))
 
 
-class Question(Future[str | None]):
+class Question(Future[Why | None]):
     """One session that waits to hear why a mailbox takes no mail (unknown, expired); None: it does.
 
     `DatabaseUnavailable` when nobody knows, `OverQuota` when it is full.

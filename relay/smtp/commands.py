@@ -34,6 +34,7 @@ from typing import Any, cast
 from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
 from aiosmtpd.smtp import Session as Conversation
 
+from relay.accepted import Why
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.ports.peers import peer_key
@@ -66,7 +67,6 @@ log = get_logger()
 _LONGEST_PATH = 330  # bytes with brackets; 64 and 254 are the most of an address (RFC 5321, 4.5.3)
 
 _UNKNOWN = "550 5.1.1 No such mailbox here"
-_FULL = FULL.decode()
 _NO_ADDRESS = "501 5.1.3 This is no address"
 _TOO_MANY_RECIPIENTS = "452 4.5.3 Too many recipients"
 
@@ -589,25 +589,23 @@ class Commands(SMTP):
             if why_not is not None:
                 return await self._miss(why_not, canonical)
         except OverQuota:
-            self.responder.turn_down("over_quota", _FULL, [canonical])
-            return _FULL
+            return self.responder.turn_down("over_quota", FULL, [canonical])
         except TemporaryFailure:
             return "451 4.3.0 Try again later"
         refusal = await self._consult("RCPT", address, options)
         if refusal is not None:
-            self.responder.turn_down("filter", refusal, [canonical])
-            return refusal
+            return self.responder.turn_down("filter", refusal, [canonical])
         self.envelope.rcpt_options.extend(options)
         recipients[canonical] = address
         if self.recipients is not None:
             self.recipients.add(canonical)
         return _RECIPIENT_OK
 
-    async def _miss(self, why: str, address: str) -> str:
+    async def _miss(self, why: Why, address: str) -> str:
         """Say that a recipient is unknown, whatever it is: late, to whoever names many such."""
-        self.responder.turn_down(why, _UNKNOWN, [address])
+        reply = self.responder.turn_down(why, _UNKNOWN, [address])
         await self.responder.slow_down()
-        return _UNKNOWN
+        return reply
 
     # ------------------------------------------------------------------------ the message
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
-from relay.accepted import Accepted, Origin
+from relay.accepted import Accepted, Origin, Why
 from relay.errors import TemporaryFailure
 from relay.ports.memory_budget import SMALL, Share
 from relay.ports.peers import peer_key
@@ -45,8 +45,8 @@ from relay.smtp.waits import Answer
 SENDER_OK = b"250 2.1.0 OK\r\n"
 RECIPIENT_OK = b"250 2.1.5 OK\r\n"
 STORED = b"250 2.6.0 Stored as %b\r\n"
-FULL = b"452 4.2.2 Mailbox full, try again later"
-OVER = b"550 5.1.1 No such mailbox here any more"
+FULL = "452 4.2.2 Mailbox full, try again later"
+OVER = "550 5.1.1 No such mailbox here any more"
 CAPTURED = b"250 2.0.0 captured as %b\r\n"
 GO_AHEAD = b"354 End data with <CR><LF>.<CR><LF>\r\n"
 
@@ -309,7 +309,7 @@ class Dialogue:
         self.replies.append(RECIPIENT_OK)
         return self._obey(now)
 
-    def find(self, canonical: str) -> Answer[str | None]:
+    def find(self, canonical: str) -> Answer[Why | None]:
         """Ask for a recipient, once: an answer that was left to the session is given to it."""
         answer, self._answer = self._answer, None
         if answer is not None and self._asked[1] == canonical:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from relay.accepted import Accepted
+from relay.accepted import Accepted, Why
 from relay.smtp.dialogue import CAPTURED, FULL, OVER, STORED
 from relay.smtp.lines import Lines
 from relay.smtp.responder import Responder
@@ -59,15 +59,17 @@ class Recipients:
             if name is not None:
                 self._lines.say(stored % str(name).encode())
             elif canonical in accepted.full:
-                self._responder.turn_down("over_quota", FULL.decode(), [canonical])
-                self._lines.say(FULL + b"\r\n")
+                self._turn_down("over_quota", FULL, canonical)
             else:
-                self._responder.turn_down("expired", OVER.decode(), [canonical])
-                self._lines.say(OVER + b"\r\n")
+                self._turn_down("expired", OVER, canonical)
         if accepted.stored:
             self._responder.kept(size, accepted.stored.values())
         else:
             self._responder.count_refused(rejected=not accepted.full)
+
+    def _turn_down(self, why: Why, reply: str, canonical: str) -> None:
+        """Say to one of them that it gets no mail."""
+        self._lines.say(self._responder.turn_down(why, reply, [canonical]).encode() + b"\r\n")
 
 
 def verbs_of(methods: Mapping[str, Any]) -> dict[str, Any]:

@@ -271,8 +271,6 @@ class Reception:
         elif accepted.stored:
             self._dialogue.welcome(accepted)
         elif accepted.full:
-            self._responder.turn_down("over_quota", FULL.decode(), recipients)
-            self._responder.refuse(FULL + b"\r\n")
+            self._responder.refuse_all("over_quota", FULL, recipients)
         else:
-            self._responder.turn_down("expired", OVER.decode(), recipients)
-            self._responder.refuse(OVER + b"\r\n")
+            self._responder.refuse_all("expired", OVER, recipients)

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from relay.accepted import Why
+
 LONGEST_ADDRESS, LONGEST_REPLY = 320, 200
 """Characters that are kept."""
 
@@ -23,17 +25,17 @@ LONGEST_ADDRESS, LONGEST_REPLY = 320, 200
 class RefusedRecipient(NamedTuple):
     """An address that was refused: why, in what words, and how often since it is remembered.
 
-    `why` is unknown, expired, over_quota or filter; `ago` the seconds since the last time.
+    `ago`: the seconds since the last time.
     """
 
     address: str
-    why: str
+    why: Why
     reply: str
     ago: float
     times: int
 
 
-Note = Callable[[str, str, str], object]
+Note = Callable[[str, Why, str], object]
 """Takes an address that is refused, why, and the reply."""
 
 
@@ -49,12 +51,12 @@ class RefusedRecipients:
     def __init__(self, now: Callable[[], float]) -> None:
         """`now`: seconds of any clock that only rises."""
         self._now = now
-        self._refused: dict[str, tuple[str, str, float, int]] = {}  # the newest last
+        self._refused: dict[str, tuple[Why, str, float, int]] = {}  # the newest last
 
     def __len__(self) -> int:
         return len(self._refused)
 
-    def note(self, address: str, why: str, reply: str) -> None:
+    def note(self, address: str, why: Why, reply: str) -> None:
         """Remember a recipient that is refused."""
         address, reply = address[:LONGEST_ADDRESS], " ".join(reply.split())[:LONGEST_REPLY]
         now = self._now()

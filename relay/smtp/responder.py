@@ -13,11 +13,12 @@ Fails: never by itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from prometheus_client import Counter
 
+from relay.accepted import Why
 from relay.log import get_logger
 from relay.metrics import Counts, registry
 from relay.ports.hang_ups import unless_hung_up
@@ -56,9 +57,7 @@ _RECIPIENTS = Counter(
     ["why"],
     registry=registry,
 )
-_recipients_refused = {
-    why: _RECIPIENTS.labels(why) for why in ("unknown", "expired", "over_quota", "filter")
-}
+_recipients_refused = {why: _RECIPIENTS.labels(why) for why in get_args(Why)}
 (_bytes,) = Counts("relay_smtp_received_bytes", "Bytes of messages accepted.").of.values()
 
 
@@ -113,7 +112,7 @@ class Responder:
         """Messages answered 2xx, and otherwise."""
         self.ids: list[UUID] = []
         """Of the first of them that were stored, by which the log tells their story."""
-        self.turned_down: dict[str, int] = {}
+        self.turned_down: dict[Why, int] = {}
         """Recipients, by why."""
 
     # ------------------------------------------------------------------------ replies
@@ -161,13 +160,21 @@ class Responder:
 
     # ------------------------------------------------------------------------ of recipients
 
-    def turn_down(self, why: str, reply: str, recipients: Collection[str]) -> None:
-        """Count recipients who get no mail, for the log and the metrics, and note them."""
+    def refuse_all(self, why: Why, reply: str, recipients: Collection[str]) -> None:
+        """Answer a message that none of its recipients gets, and turn them down."""
+        self.refuse(self.turn_down(why, reply, recipients).encode() + b"\r\n")
+
+    def turn_down(self, why: Why, reply: str, recipients: Collection[str]) -> str:
+        """Count recipients who get no mail, for the log and the metrics, and note them.
+
+        Returns the reply, for whoever answers with it.
+        """
         self.turned_down[why] = self.turned_down.get(why, 0) + len(recipients)
         _recipients_refused[why].inc(len(recipients))
         if self._note is not None:
             for recipient in recipients:
                 self._note(recipient, why, reply)
+        return reply
 
     # ------------------------------------------------------------------------ waiting
 

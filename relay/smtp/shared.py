@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from relay.accepted import Accepted, Origin
+from relay.accepted import Accepted, Origin, Why
 from relay.access.password_checks import PasswordChecks
 from relay.errors import PermanentFailure
 from relay.ip import ip_address
@@ -27,7 +27,7 @@ from relay.throttle import Throttle
 class Mailboxes(Protocol):
     """The mailboxes that a session's mail goes to."""
 
-    def find(self, address: str) -> Answer[str | None]:
+    def find(self, address: str) -> Answer[Why | None]:
         """Why no mail is taken for this canonical address now (unknown, expired); None: it is.
 
         Raises `OverQuota` where the mailbox holds as much as it may, other `TemporaryFailure` for

@@ -16,7 +16,7 @@ import trio
 from actors import filter as filter_actor
 from actors import ingest, ingest_process, writer
 from actors.messages import Accept, Consult, Report
-from relay.accepted import Accepted, Origin
+from relay.accepted import Accepted, Origin, Why
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from relay.futures import Future
@@ -118,9 +118,9 @@ class Client:
 class Nobody:
     """Mailboxes of which there are none, and which answer at once."""
 
-    def find(self, address: str) -> Future[str | None]:
+    def find(self, address: str) -> Future[Why | None]:
         """Nobody lives here."""
-        answer: Future[str | None] = Future()
+        answer: Future[Why | None] = Future()
         answer.settle("unknown")
         return answer
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import wait_all_tasks_blocked
 
-from relay.accepted import Accepted, Origin
+from relay.accepted import Accepted, Origin, Why
 from relay.addresses import canonical
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.futures import Future
@@ -57,7 +57,7 @@ class Someone:
             answer.settle(value)
         return answer
 
-    def find(self, address: str) -> Future[str | None]:
+    def find(self, address: str) -> Future[Why | None]:
         """By the local part."""
         self.seen.append(("find", address))
         known: dict[str, str | Exception] = {

@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relay.accepted import Accepted, Origin
+from relay.accepted import Accepted, Origin, Why
 from relay.addresses import canonical
 from relay.futures import Future
 from relay.smtp.limits import SmtpLimits
@@ -31,10 +31,10 @@ class Everybody:
     def __init__(self, seen: Seen) -> None:
         self._seen = seen
 
-    def find(self, address: str) -> Future[str | None]:
+    def find(self, address: str) -> Future[Why | None]:
         """Everybody lives here."""
         self._seen.append(("find", address))
-        answer: Future[str | None] = Future()
+        answer: Future[Why | None] = Future()
         answer.settle(None)
         return answer
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 from quart import Response, request
 
+from relay.accepted import Why
 from relay.chance import utc_now
 from relay.crypto import hash_source
 from relay.http.callers import address_of
@@ -106,7 +107,7 @@ class RefusedEntry(View):
 
     address: str
     why: Annotated[
-        Literal["unknown", "expired", "over_quota", "filter"],
+        Why,
         Field(description="`expired`: its mailbox is over, or was deleted"),
     ]
     reply: Annotated[str, Field(description="the last one to RCPT, or to the message")]
