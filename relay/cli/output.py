@@ -29,29 +29,28 @@ from typing import Any, TextIO
 
 import click
 
+from relay.unseen import UNSEEN
+
 Cell = str | tuple[str, str]  # text, or text and its style
 Row = Sequence[Cell]
 
 _LEAST = 10  # terminal columns that a text keeps when it is cut
 
-# C0 without tab and line feed, DEL, C1, what reorders the text around it, and blanks that take no
-# room (not the joiners U+200C and U+200D, which scripts and emoji are written with).
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"
-)
+_UNSAFE = re.compile(rf"(?![\t\n])[{UNSEEN}]")
 # Latin letters, and what the tree of `relay status` is drawn with: one column each.
 _NARROW = re.compile("[ -~\u00c0-\u024f\u2026│├└─]*")
 _BREAKS = re.compile("[\t\n\u2028\u2029]")
 
 
 def safe(text: str) -> str:
-    """Return `text` with everything that could drive a terminal shown as `\\xNN` or `\\uNNNN`."""
+    """Return `text` with everything that could drive a terminal shown as `\\xNN`, `\\uNNNN` or
+    `\\UNNNNNNNN`."""
     return _UNSAFE.sub(_escape, text.replace("\r\n", "\n"))
 
 
 def safe_json(text: str) -> str:
     """Return JSON with everything that could drive a terminal spelt `\\uNNNN`: the same value."""
-    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def safe_chunks(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -74,6 +73,8 @@ def line(text: object) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 

@@ -91,8 +91,8 @@ def disposition(filename: str) -> str:
     in UTF-8 for all others.
     """
     name = re.split(r"[/\\]", filename)[-1]
-    # Beside controls also what reorders text on screen (exe.fdp shown as pdf.exe).
-    name = "".join(c for c in name if c.isprintable() and not "\u202a" <= c <= "\u202e")
+    # Beside controls also what reorders text on screen (exe.fdp shown as pdf.exe), and is not seen.
+    name = "".join(filter(str.isprintable, name))
     name = name.strip().lstrip(".")[:200] or "attachment"
     name = name.encode("utf-8", "replace").decode()
     return f"attachment; filename=\"{plain_name(name)}\"; filename*=UTF-8''{quote(name, safe='')}"

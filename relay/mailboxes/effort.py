@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 
 from relay.mailboxes.extract import unescape
+from relay.unseen import TURNS
 
 MOST_TURNS = 1000
 MOST_TAGS = 10_000
@@ -36,15 +37,14 @@ MOST_MATCHES = 4_000_000
 MOST_DEPTH = 2000
 
 _RIGHT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\U00010800-\U00010fff\U0001e800-\U0001efff"
-_CONTROLS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _DIGITS = (
     "\u0600-\u0605\u0660-\u0669\u066b\u066c\u06dd\u06f0-\u06f9\u0890\u0891\u08e2"
     "\U00010d30-\U00010d39\U00010e60-\U00010e7e"
 )
 """Arabic digits and what goes with them, which are written from left to right."""
-_NEUTRAL = re.compile(rf"[^\w\n\r\f<>\u2028\u2029{_CONTROLS}{_RIGHT}]+")
+_NEUTRAL = re.compile(rf"[^\w\n\r\f<>\u2028\u2029{TURNS}{_RIGHT}]+")
 """What takes the direction of the letters around it."""
-_PIECE = re.compile(rf"[{_CONTROLS}]|[{_DIGITS}]+|(?:(?![{_DIGITS}])[{_RIGHT}])+")
+_PIECE = re.compile(rf"[{TURNS}]|[{_DIGITS}]+|(?:(?![{_DIGITS}])[{_RIGHT}])+")
 _TURNS = re.compile(r"<bd[io]\b|\bdir[\t\n\f\r ]*=", re.IGNORECASE)
 _MAY_TURN = re.compile(r"unicode-bidi|\\[\w-][\w\s-]*:", re.IGNORECASE)  # or so, by an escape
 _LOOKS = re.compile(r":has\(|~(?!=)|:nth-|:only-|-of-type", re.IGNORECASE)

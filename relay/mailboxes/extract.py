@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from itertools import chain
 from urllib.parse import quote
 
+from relay.unseen import UNSEEN
+
 _TEXT_LIMIT = 20_000  # characters looked at for a code
 _SHORT = 4096  # characters, in which words for a code are looked for before any candidate
 _LINKS_LIMIT = 200
@@ -314,8 +316,8 @@ _WEB = ("http://", "https://")
 _BREAKS = re.compile(r"[\r\n\t]")
 # What a link has percent-encoded, as browsers do it: what ends it where it is read in a text, what
 # drives a terminal, and what turns the direction of a text or is not seen in it.
-_UNSEEN = re.compile(
-    '[\x00-\x20"<>`\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]'
+_ENCODED = re.compile(
+    rf"""[{UNSEEN} "<>`\xa0\u1680\u2000-\u200a\u200c\u200d\u2028\u2029\u202f\u205f\u3000]"""
 )
 _ENDS_A_SENTENCE = frozenset(".,;:!?*_~'\"»”’…。，")
 _MAY_BE_TRIMMED = _ENDS_A_SENTENCE | set(")]")
@@ -410,7 +412,7 @@ def _as_browsers_read(link: str) -> str:
 
 
 def _encoded(link: str) -> str:
-    return _UNSEEN.sub(lambda match: quote(match[0]), link)
+    return _ENCODED.sub(lambda match: quote(match[0]), link)
 
 
 def _is_web(link: str) -> bool:

@@ -32,6 +32,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from relay.mailboxes.charsets import decode, gives_halves
 from relay.mailboxes.extract import find_code, find_links, in_ascii, unescape
+from relay.unseen import UNSEEN
 
 MAX_HEADERS = 500
 MAX_HEADER_BYTES = 256 * 1024  # all of them
@@ -570,10 +571,7 @@ def _decoded(value: str) -> str:
 _BRACKETED = re.compile(r"<([^<>]*)>")
 _WORD = re.compile(r"[^\s,;:<>]+")
 _QUOTED = re.compile(r'"[^"]*"?')
-# C0, DEL, C1, what turns the direction of a text, and blanks that take no room.
-_CONTROLS = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]+"
-)
+_UNSEEN_IN_NAMES = re.compile(f"[{UNSEEN}]+")
 _MAX_LOCAL, _MAX_DOMAIN = 200, 255
 
 
@@ -596,7 +594,7 @@ def _sender(value: str) -> tuple[str | None, str | None]:
         name = _display_name(value[begin : match.start()])
     else:
         found = _bare_address(value, masked)
-    found = clean(_CONTROLS.sub("", found).strip())
+    found = clean(_UNSEEN_IN_NAMES.sub("", found).strip())
     return found[:_MAX_ADDRESS] or None, name
 
 
@@ -609,7 +607,7 @@ def _display_name(phrase: str) -> str | None:
             phrase = _ESCAPED.sub(r"\1", phrase)
     if not phrase:
         return None
-    name = _CONTROLS.sub("", " ".join(_decoded(phrase).split()))
+    name = _UNSEEN_IN_NAMES.sub("", " ".join(_decoded(phrase).split()))
     return name[:_MAX_FROM_NAME].strip() or None
 
 

@@ -31,7 +31,7 @@ def test_text_from_outside_cannot_drive_the_terminal(text: str, shown: str) -> N
 
 def test_json_on_a_terminal_is_the_same_value() -> None:
     """What could drive the terminal is spelt out as JSON allows, and read back it is there."""
-    value = {"subject": "\x1b]0;a\x07 \x9b \u202e \u200b ü"}
+    value = {"subject": "\x1b]0;a\x07 \x9b \u202e \u200b \U000e0041 ü"}
     shown = output.safe_json(json.dumps(value, ensure_ascii=False))
     assert json.loads(shown) == value
     assert shown.isprintable()
