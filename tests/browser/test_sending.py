@@ -60,6 +60,9 @@ def test_a_captured_message_is_released_to_whom_the_setting_allows(
         expect(asking.get_by_label("To")).to_have_attribute("aria-invalid", "true")
         visit.check("release-refused", axe)
         asking.get_by_label("To").fill("bob@allowed.example, eve@allowed.example")
+        page.keyboard.press("Escape")  # throws nothing away
+        expect(asking).to_have_count(0)
+        page.keyboard.press("f")
         asking.get_by_role("button", name="Forward").click()
         expect(asking).to_have_count(0)
         expect(page.locator("#toast")).to_contain_text("Queued")
@@ -94,6 +97,40 @@ def test_a_captured_message_is_released_to_whom_the_setting_allows(
         story.get_by_role("link", name="Close").click()
         expect(page).to_have_url(re.compile("#/mail/sent$"))
         expect(story).to_be_hidden()
+        assert visit.errors == []
+
+
+def test_an_answer_that_is_not_sent_is_kept_until_it_is(own: RelayProcess, browse: Browse) -> None:
+    """By message: Escape throws nothing away, and another message's answer begins anew."""
+    deliver(own, "drafts@customer.example", mail("The first", "one"), mail("The second", "two"))
+    with browse() as visit:
+        page = signed_in(visit, own, "mail/drafts@customer.example")
+        answer = page.get_by_role("dialog", name="Reply")
+        text = answer.get_by_label("Text")
+
+        def reply(subject: str) -> None:
+            row(page, "messages", subject).get_by_role("link").click()
+            expect(page.locator("#message-subject")).to_have_text(subject)
+            page.locator("#message-reply").click()
+
+        reply("The first")
+        expect(text).to_be_focused()
+        page.keyboard.type("Half an answer")
+        page.keyboard.press("Escape")
+        expect(answer).to_have_count(0)
+        reply("The second")
+        expect(text).to_have_value("\n\n> two\n> ")
+        answer.get_by_role("button", name="Cancel").click()
+        reply("The first")
+        expect(text).to_have_value("Half an answer\n\n> one\n> ")
+        expect(text).to_be_focused()
+        page.keyboard.type(", and the rest")  # where it was left
+        expect(text).to_have_value(re.compile("^Half an answer, and the rest\n"))
+        answer.get_by_label("To").fill("bob@allowed.example")
+        answer.get_by_role("button", name="Send").click()
+        expect(page.locator("#toast")).to_contain_text("Queued")
+        page.locator("#message-reply").click()
+        expect(text).to_have_value("\n\n> one\n> ")
         assert visit.errors == []
 
 

@@ -60,8 +60,12 @@ const asks = (title, ...children) => opened("dialog.asks", { ariaLabel: title },
 // `fields`: elements; `act(values, going)` is called with what was filled in, and the window closes
 // when it has ended well; `keep`: what the other button says.  What takes long may say how far it is
 // by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.  What
-// cannot be taken back is `grave`.
-export function asking({ title, says, fields = [], does, act, grave = false, keep = t("Cancel") }) {
+// cannot be taken back is `grave`.  What was typed of a `draft` is there when that is asked again, until
+// it has ended well.
+const drafts = new Map(); // fields, by what they are of
+export function asking({ title, says, fields = [], does, act, draft, grave = false, keep = t("Cancel") }) {
+  fields = drafts.get(draft) ?? fields;
+  if (draft) drafts.set(draft, fields);
   const trouble = problem();
   const far = h("p.small");
   const close = button(keep, () => dialog.close());
@@ -77,6 +81,7 @@ export function asking({ title, says, fields = [], does, act, grave = false, kee
     onsubmit: submitting(trouble, async () => {
       try {
         await act(filled(form), going);
+        drafts.delete(draft);
         dialog.close();
       } finally {
         say(far, "");

@@ -188,6 +188,7 @@ class Mail {
       says: t("It goes out as it came, byte for byte, to addresses that the relay's setting RELAY_OUTBOUND__RELEASE_TO allows, such as *@example.org."),
       fields: [field("to", t("To"), { placeholder: t("ann@example.com"), autofocus: true })],
       does: t("Forward"),
+      draft: left.map(({ path }) => path).join(),
       act: async ({ to }, going) => {
         const wanted = to.split(/[\s,;]+/).filter(Boolean);
         const all = left.length;

@@ -353,6 +353,7 @@ function reply(message, mail) {
       text,
     ],
     does: t("Send"),
+    draft: `reply ${message.id}`,
     act: async ({ to: wanted, subject, text }) => {
       const headers = id ? { "In-Reply-To": id, References: id } : {};
       await send("POST", "messages/send", { from: message.mailbox, to: [wanted], subject, text, headers });
