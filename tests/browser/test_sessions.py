@@ -91,7 +91,7 @@ def test_a_session_is_all_tabs_and_ends_in_all(relay: RelayProcess, browse: Brow
 
 
 def test_a_link_signs_in_once(relay: RelayProcess, browse: Browse) -> None:
-    """The code leaves the address at once; used again, it says so."""
+    """The code leaves the address at once; used again, it says so where nobody is signed in."""
     with relay.http() as api, browse() as visit:
         made = api.post("/api/v1/session/links").raise_for_status().json()
         page = visit.page
@@ -106,6 +106,13 @@ def test_a_link_signs_in_once(relay: RelayProcess, browse: Browse) -> None:
             assert made["code"] not in other.page.url
             other.screenshot("used-link")
             assert other.errors == []
+        # Where another tab is, this one is, too.
+        again = visit.context.new_page()
+        again.goto(made["url"])
+        expect(again.get_by_role("heading", name="All mail")).to_be_visible()
+        assert again.url == f"{relay.run['http']}/#/mail"
+        expect(again.get_by_role("button", name="Sign out")).to_be_visible()
+        expect(again.get_by_text("used, or is too old")).to_have_count(0)
         assert visit.errors == []
 
 

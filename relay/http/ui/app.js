@@ -127,7 +127,11 @@ async function byLink(code) {
   try {
     await enter({ code }, "#/mail"); // who has just started a relay comes for its mail
   } catch (error) {
-    page.said = error.message;
+    // Used before, by another tab perhaps, which is signed in.
+    await handed(HANDED);
+    page.who = await signedIn().catch(() => page.who);
+    if (page.who) history.replaceState(null, "", "#/mail");
+    else page.said = error.message;
     become(page.who);
   }
 }
