@@ -310,7 +310,7 @@ def fill(relay: RelayProcess, other: RelayProcess) -> dict[str, Shot]:
         "width-375": (at("autumn"), partial(_press, "375")),
         "width-768": (at("autumn"), partial(_press, "768")),
         "dark-shade": (at("autumn"), partial(_press, "dark")),
-        "images-loaded": (at("autumn"), partial(_press, "Load once")),
+        "images-loaded": (at("autumn"), partial(_press, "load once")),
         "link-asked": (at("autumn"), _link),
         "headers": (at("autumn"), partial(_press, "Headers")),
         "source": (at("autumn"), partial(_press, "Source")),

@@ -69,7 +69,7 @@ def test_hostile_mail_does_nothing(relay: RelayProcess, browse_at_home: Browse) 
         deliver(relay, address, *odd.values())
         assert len(hostile) + len(odd) >= 66
         frame, iframe = page.frame_locator("#message-html"), page.locator("#message-html")
-        load = page.get_by_role("button", name="Load once")
+        load = page.get_by_role("button", name="load once")
 
         def read(name: str) -> str:
             page.get_by_role("link", name=name, exact=True).click()

@@ -406,7 +406,18 @@ def test_a_newsletter_is_shown_whole(relay: RelayProcess, browse: Browse, axe: s
         expect(frame.locator("#own")).to_be_visible()
         eventually_sync(lambda: says(frame.locator("#own"), width) == 2, "its own is shown")
         notice = page.locator("#remote-images")
-        expect(notice).to_contain_text("3 remote images")
+        expect(notice).to_have_text("3 remote images ·load onceTheir sender learns that you read.")
+        for screen in (390, 820, 1400):
+            page.set_viewport_size({"width": screen, "height": 900})
+            visit.screenshot(f"remote-images-{screen}")
+            middle = (
+                "all => all.map(it => it.getBoundingClientRect()).map(it => it.y + it.height / 2)"
+            )
+            middles = notice.locator("> *").evaluate_all(middle)
+            assert max(middles) - min(middles) < 4, f"{middles} at {screen}"
+            box = notice.bounding_box()
+            assert box is not None
+            assert box["height"] < 48, screen
         assert "data:" in (frame.locator("#far").get_attribute("src") or "")
         tall = "it => it.scrollHeight <= it.ownerDocument.defaultView.innerHeight"
         eventually_sync(lambda: says(frame.locator("html"), tall), "it does not scroll alone")
@@ -602,6 +613,30 @@ def test_the_palette_finds_inboxes_and_actors(relay: RelayProcess, browse: Brows
         expect(found.get_by_text("ingest", exact=True)).to_be_visible()
         titles = found.locator(".name").all_inner_texts()
         assert titles.index("New inbox") < titles.index("Domains")
+        assert visit.errors == []
+
+
+def test_the_palette_shows_the_nearest_message_first(relay: RelayProcess, browse: Browse) -> None:
+    """What is named exactly so stands first, then what begins so, then what has it as a word;
+    however many have it as a part, and came later."""
+    word = f"w{uuid.uuid4().hex[:8]}"
+    with browse() as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        subjects = [f"Re: {word} 3", f"{word} 3 is due", f"{word} 3"]
+        deliver(relay, address, *[mail(one, "t") for one in subjects])
+        listed = f"/api/v1/mailboxes/{address}/messages"
+        eventually_sync(lambda: len(api.get(listed).json()) == 3, "they are parsed")
+        deliver(relay, address, *[mail(f"{word} {number}", "t") for number in range(30, 40)])
+        many = f"/api/v1/messages?q={word}"
+        eventually_sync(lambda: len(api.get(many).json()) == 13, "they are found")
+        page = signed_in(visit, relay, "now")
+        page.keyboard.press("Control+k")
+        page.get_by_role("combobox", name="Find or do").fill(f"{word} 3")
+        options = page.get_by_role("option").filter(has=page.get_by_text("message", exact=True))
+        expect(options).to_have_count(6)
+        titles = options.locator(".name").all_inner_texts()
+        assert titles[:3] == [f"{word} 3", f"{word} 3 is due", f"Re: {word} 3"]
+        assert titles[3:] == [f"{word} {number}" for number in (39, 38, 37)]
         assert visit.errors == []
 
 
@@ -1485,7 +1520,8 @@ def test_all_that_match_are_changed_in_one_call(
 
 
 def test_who_is_not_signed_in_is_told_how(relay: RelayProcess, browse: Browse, axe: str) -> None:
-    """The first visit names the command, and offers an inbox."""
+    """The first visit names the command, and offers an inbox; so does an address that is not for
+    who is here.  Neither says that there is nothing."""
     with browse("phone", "dark") as visit:
         page = visit.page
         page.goto(relay.run["http"])
@@ -1493,7 +1529,19 @@ def test_who_is_not_signed_in_is_told_how(relay: RelayProcess, browse: Browse, a
         expect(page.get_by_role("button", name="Create")).to_be_visible()
         expect(page.get_by_label("Minutes")).to_have_attribute("placeholder", "60")
         assert in_sight(page, page.get_by_role("button", name="Create"))
+        expect(page.locator(".rail .none")).to_have_count(0)
         visit.check("first-visit", axe)
+        for view in ("mail/all", "queue"):
+            visit.to(view)
+            expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+            panel = page.get_by_role("region", name="Sign in or make an inbox")
+            expect(panel.locator("code")).to_have_text("relay open")
+            expect(panel.get_by_role("button", name="Copy the command")).to_be_visible()
+            expect(panel.get_by_label("Token")).to_be_visible()
+            visit.check(f"deep-link-{view.partition('/')[0]}", axe)
+            visit.check_width(f"deep-link-{view.partition('/')[0]}", "desktop", axe)
+            panel.get_by_role("link", name="create an inbox").click()
+            expect(page.get_by_role("button", name="Create")).to_be_visible()
 
 
 def test_a_subject_keeps_its_room_beside_a_code_tags_and_a_paperclip(

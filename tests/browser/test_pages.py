@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Request, expect
 
 from tests.browser.conftest import SIZES, TIMEOUT, Browse
 from tests.browser.steps import (
@@ -122,7 +122,8 @@ def test_what_a_sender_says_of_itself_is_no_verdict(
     relay: RelayProcess, browse: Browse, axe: str
 ) -> None:
     """Results of checks that stand in the mail are shown as somebody's words, and never as good:
-    whoever sends mail can write them.  What the relay found is in Checks, which says none."""
+    whoever sends mail can write them.  What the relay found itself stands above them, a line with
+    its reason for each of three, and in Checks with the rest; it says of none that it is good."""
     message = EmailMessage(policy.SMTP)
     message["From"], message["Subject"] = f"Ann Example <{SENDER}>", "The forged one"
     message["Authentication-Results"] = "mx.google.example; spf=pass; dkim=pass header.d=x.example"
@@ -133,7 +134,15 @@ def test_what_a_sender_says_of_itself_is_no_verdict(
         address = create_inbox(page)
         deliver(relay, address, message.as_bytes())
         page.get_by_role("link", name="The forged one").click()
+        asked: list[Request] = []
+        page.on("request", lambda one: asked.append(one) if "/checks" in one.url else None)
         page.get_by_role("button", name="Headers").click()
+        own = page.locator("#message-verdicts")
+        expect(own.locator("dt")).to_have_text(["SPF", "DKIM", "DMARC"])
+        expect(own.locator(".verdict")).to_have_count(3)
+        expect(own.locator(".is-pass")).to_have_count(0)
+        expect(own.locator("dd").nth(1)).to_have_text("none the message has no DKIM signature")
+        assert len(asked) == 1, "nothing is asked before it is looked at"
         claims = page.locator("#message-claims")
         expect(claims).to_have_text("said by mx.google.example: spf=pass dkim=pass")
         value = page.locator("#message-headers dd").first
@@ -141,11 +150,13 @@ def test_what_a_sender_says_of_itself_is_no_verdict(
         for one in claims.locator(".verdict").all():
             expect(one).to_have_css("color", plain)
         visit.check("claims", axe)
-        page.get_by_role("button", name="What this relay itself finds").click()
+        found = own.inner_text()
+        page.get_by_role("button", name="The score, and what to change").click()
         expect(page.get_by_role("button", name="Checks")).to_have_attribute("aria-pressed", "true")
         checks = page.locator("#message-checks")
         expect(checks.locator(".verdict")).to_have_count(3)
         expect(checks.locator(".is-pass")).to_have_count(0)
+        assert found in checks.inner_text()
         assert visit.errors == []
 
 

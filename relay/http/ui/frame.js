@@ -106,7 +106,7 @@ export class MessageFrame {
     if (!page) {
       this.bar.hidden = false;
       this.bar.replaceChildren(
-        h("span", t("This message takes a browser long: it is shown apart, and its links are those above.")), " ",
+        h("span", t("This message takes a browser long: it is shown apart, and its links are those above.")),
         this.images === "blocked" ? button(t("Load remote images once"), () => this.show("loaded")) : "");
       return;
     }
@@ -114,12 +114,13 @@ export class MessageFrame {
     listen(page, "auxclick", (pressed) => this.pressed(pressed), true);
     listen(page, "keydown", (pressed) => this.key(pressed));
     for (const kind of ["load", "error", "toggle"]) listen(page, kind, () => this.fit(), true);
+    const risk = t("Their sender learns that you read.");
     const count = Number(find(page, "meta[name=relay-blocked]")?.getAttribute("content") ?? 0);
     this.bar.hidden = !count;
     this.bar.replaceChildren(
-      h("span", count === 1 ? t("1 remote image is not loaded.") : t("{0} remote images are not loaded.", count)), " ",
-      button(t("Load once"), () => this.show("loaded")), " ",
-      h("span.small", t("Your browser fetches them: their sender learns that you read.")));
+      h("span", `${count === 1 ? t("1 remote image") : t("{0} remote images", count)} ·`),
+      button(t("load once"), () => this.show("loaded")),
+      h("span.small", { text: risk, title: risk }));
     if (this.images === "loaded") this.tellMissing();
     this.shade(this.dark);
   }

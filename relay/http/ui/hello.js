@@ -105,11 +105,13 @@ function testMail(address, page) {
   })), trouble);
 }
 
-// Who is not signed in is told how.
-export function howToSignIn() {
+// Who is not signed in is told how; `form`: takes a token here.
+export function howToSignIn(form) {
   const command = "relay open";
+  const own = t("Or create an inbox of your own: a disposable address, whose mail only this browser sees.");
   return h("section.hello", { ariaLabel: t("Sign in or make an inbox") },
-    h("h3", t("See all mail, or make an inbox")),
-    h("p", told(t("To see all the mail of this relay, run {0} where it runs: it opens this page signed in. Or {1}."), h("span", h("code", command), " ", copyButton(command, t("the command"))), h("a", { href: "#/signin", text: t("enter a token") }))),
-    h("p", t("Or create an inbox of your own: a disposable address, whose mail only this browser sees.")));
+    h("h2", t("See all mail, or make an inbox")),
+    h("p", told(t("To see all the mail of this relay, run {0} where it runs: it opens this page signed in. Or {1}."), h("span", h("code", command), " ", copyButton(command, t("the command"))), form ? t("enter the administrator's token (in run/relay.json of the data directory) or an API key") : h("a", { href: "#/signin", text: t("enter a token") }))),
+    form,
+    h("p", form ? h("a", { href: "#/mail", text: own }) : own));
 }

@@ -465,9 +465,9 @@ function makeRail(mail) {
   const rows = new Map();
   const body = h("ul", { id: "inboxes", ariaLabel: t("Live inboxes") });
   const folders = h("ul", { id: "folders", ariaLabel: t("All") });
-  const none = h("p.none", `${all ? t("No inbox yet.") : t("None made in this browser yet: create one.")} `);
+  const none = h("p.none", `${t("No inbox yet.")} `);
   // The narrowest screens show the inboxes alone, and the lines to copy stand in the list.
-  if (all) none.append(h("a.first", { href: "#/mail/all", text: t("Send the first mail") }));
+  none.append(h("a.first", { href: "#/mail/all", text: t("Send the first mail") }));
   const quota = h("p.small");
   const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), ariaLabel: t("Find an inbox"), oninput: settled(() => refresh()) });
   let [marked, unread, newest, counting, again] = [null, 0, [], false, false]; // `newest`: of what is unread
@@ -651,7 +651,7 @@ function makeRail(mail) {
       folders,
       h("h2.small", t("Inboxes")),
       all ? search : null,
-      body, none, pages.element, quota),
+      body, all ? none : null, pages.element, quota),
     h("p.foot", button(t("Keys"), showKeys, { title: t("What each key does (?)") }), " ", words, " ", unheard));
   showFolders();
   recount();

@@ -7,11 +7,19 @@ import { senderOf } from "./list.js";
 import { named, t } from "./strings.js";
 
 const MOST = 6; // of a kind
+const LOOKED = 100; // messages of which these are the nearest
 
-// What has a word that begins so stands first.
+// What is just that stands first, then what has it as whole words, then words that begin so: each
+// time the beginning before the middle.
 const nearest = (wanted) => {
-  const begins = ({ title }) => ` ${title}`.toLowerCase().includes(` ${wanted.toLowerCase()}`);
-  return (one, other) => begins(other) - begins(one);
+  const words = (text) => ` ${text.toLowerCase().match(/[\p{L}\p{M}\p{N}]+/gu)?.join(" ") ?? text}`;
+  const asked = words(wanted);
+  const has = (text, part) => (text.startsWith(part) ? 2 : Number(text.includes(part)));
+  const near = ({ title }) => {
+    const text = words(title);
+    return (text === asked) + 3 * has(`${text} `, `${asked} `) + has(text, asked);
+  };
+  return (one, other) => near(other) - near(one);
 };
 
 // What it does may say something, or fail, when this is closed.
@@ -88,18 +96,21 @@ export function palette(page) {
     show(first);
     if (!wanted) return;
     const none = () => []; // what cannot be asked is not found
-    const [inboxes, messages, nodes, others] = await Promise.all([
+    const mail = (q, limit) => (page.may("read") ? get(`messages${query({ q, limit })}`, options).catch(none) : []);
+    const [inboxes, subjects, messages, nodes, others] = await Promise.all([
       page.may("read") ? get(`mailboxes${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
-      page.may("read") ? get(`messages${query({ q: wanted, limit: MOST })}`, options).catch(none) : [],
+      mail(`subject:"${wanted.replaceAll('"', "")}"`, LOOKED), // the newest with such words are not the nearest
+      mail(wanted, MOST),
       page.may("admin") ? actors(wanted).catch(none) : [],
       page.more(wanted, options).then((found) => found.slice(0, MOST), none),
     ]);
     if (asked !== wanted || left.signal.aborted) return;
     const listed = new Set(first.map((one) => one.href));
+    const letters = [...new Map([...subjects, ...messages].map((one) => [one.id, one])).values()];
     show([
       ...first,
       ...inboxes.filter((one) => !listed.has(`#/mail/${part(one.address)}`)).map((one) => ({ kind: t("inbox"), title: one.address, href: `#/mail/${part(one.address)}` })),
-      ...messages.map((one) => ({ kind: t("message"), title: one.subject?.slice(0, 300) || t("(no subject)"), says: `${since(one.received_at)} · ${one.from_name || senderOf(one.from_address)} → ${one.mailbox}`, href: `#/mail/all/${part(one.mailbox)}/${one.id}` })),
+      ...letters.map((one) => ({ kind: t("message"), title: one.subject?.slice(0, 300) || t("(no subject)"), says: `${since(one.received_at)} · ${one.from_name || senderOf(one.from_address)} → ${one.mailbox}`, href: `#/mail/all/${part(one.mailbox)}/${one.id}` })).sort(nearest(wanted)).slice(0, MOST),
       ...nodes,
       ...others,
       ...(page.may("read") ? [{ kind: t("search"), title: wanted, says: t("in all mail"), href: `#/mail/all${query({ q: wanted })}` }] : []),

@@ -467,8 +467,8 @@ function makeState(page) {
     // Of more than that the relay counts the newest alone, which went in less than the hour.
     const hour = busy.reduce((sum, one) => sum + one.sent + one.failed + one.bounced, 0) < COUNTED;
     held.show(shown, (one) => `${one.route} ${one.domain}`, (row, one) => {
-      const pace = hour && one.sent ? `(${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min) ` : "";
-      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : `${at === 1 ? pace : ""}${number(count)}`))]);
+      const pace = hour && one.sent ? `${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min` : "";
+      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : dotted([number(count), at === 1 && pace])))]);
       const reason = one.reason && inWords(one.reason);
       const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
       gate.push(one.most_per_minute && t("at most {0}/min", one.most_per_minute), one.most_connections && t("{0} connections at most", one.most_connections));

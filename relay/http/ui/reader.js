@@ -189,16 +189,19 @@ export class Reader {
     });
     const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? written("message-text", ...blocks(message.body_text)) : h("p.none", t("This message has no text.")));
     showAs("Source", () => first ? coloured(message.body_html) : rawOf(`${path}/raw`, "message-source", signal, fielded));
-    showAs("Headers", () => headersOf(message.headers, message.received_at, button(t("What this relay itself finds of the sender"), () => checks.click())));
+    const checked = async (links) => (await Promise.all([get(`${path}/checks${links}`, { signal }), learn("checks")]))[0];
+    showAs("Headers", () => {
+      const own = h("div", { id: "message-verdicts", role: "status" }, verdictsOf({}));
+      checked("").then((found) => own.replaceChildren(verdictsOf(found)), (error) => say(own, error.message));
+      return headersOf(message.headers, message.received_at, h("section", h("h3", t("What this relay itself finds of the sender")), own, h("p", button(t("The score, and what to change"), () => checks.click()))));
+    });
     showAs("Raw", () => rawOf(`${path}/raw`, "message-raw", signal));
     const checks = showAs("Checks", () => {
       const place = h("div", { id: "message-checks", role: "status", text: t("Asking the DNS…") });
       const look = async (links) => {
-        const [answer] = await Promise.all([get(`${path}/checks${links ? "?links=true" : ""}`, { signal }), learn("checks")]);
-        const found = checksOf(answer);
-        place.replaceChildren(...found, links || !message.links.length ? "" : h("p", button(t("Ask the links, too"), doing(trouble, () => look(true)), { title: t("Whether each answers: their servers see the relay's address") })));
+        place.replaceChildren(...checksOf(await checked(links)), links || !message.links.length ? "" : h("p", button(t("Ask the links, too"), doing(trouble, () => look("?links=true")), { title: t("Whether each answers: their servers see the relay's address") })));
       };
-      look(false).catch((error) => say(place, error.message));
+      look("").catch((error) => say(place, error.message));
       return place;
     });
     this.element.replaceChildren(
@@ -261,8 +264,14 @@ const MENDS = {
   DMARC: t("DMARC does not pass: publish a policy, and sign as the domain of From, or send from that."),
 };
 
-function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
-  const verdicts = Object.entries({ SPF: spf, DKIM: dkim, DMARC: dmarc });
+// A line for each check of the sender; where there is no verdict yet, it is asked for.
+const verdictsOf = (found) => h("dl", ["SPF", "DKIM", "DMARC"].flatMap((name) => {
+  const { result, detail } = found[name.toLowerCase()] ?? {};
+  return [h("dt", name), h("dd", ...(result ? [h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", worded(detail)] : [t("Asking the DNS…")]))];
+}));
+
+function checksOf(found) {
+  const { score, reasons, findings } = found;
   const said = score >= 9 ? "good" : score >= 6 ? "fair" : "poor";
   const lost = Object.fromEntries(reasons.map((one) => one.split(" ").slice(0, 2).reverse()));
   const all = [...Object.entries(MENDS).filter(([id]) => lost[id]).map(([id, what]) => ({ id, what, severity: lost[id] < -1 ? "error" : "warning" })), ...findings];
@@ -273,7 +282,7 @@ function checksOf({ spf, dkim, dmarc, score, reasons, findings }) {
       ? h("ul.findings", { ariaLabel: t("What to mend") }, ["error", "warning", "note"].flatMap((kind) => all.filter((one) => one.severity === kind)).map(({ id, severity, text, what }) => h("li", { class: severity },
         h("b", named(severity)), lost[id] ? h("span.small", " ", t("{0} of 10", Number(lost[id]).toLocaleString(locale))) : "", " ", what ?? worded(text))))
       : "",
-    h("dl", verdicts.map(([name, { result, detail }]) => [h("dt", name), h("dd", h("b", { class: `verdict is-${result}`, lang: "en", text: result }), " ", worded(detail))]).flat()),
+    verdictsOf(found),
   ].filter(Boolean);
 }
 

@@ -1,8 +1,9 @@
 // Sign in: a token for a cookie and the page's key.
 
 import { doing, h, labelled, problem } from "./dom.js";
+import { howToSignIn } from "./hello.js";
 import { languageChoice } from "./settings.js";
-import { t, told } from "./strings.js";
+import { t } from "./strings.js";
 
 export const title = t("Sign in");
 export const scope = null;
@@ -25,8 +26,7 @@ export function open(place, page) {
   );
   place.append(
     done,
-    h("p", told(t("In a terminal, {0} signs your browser in. Or with the administrator's token (in run/relay.json of the data directory) or an API key:"), h("code", "relay open"))),
-    form,
+    howToSignIn(form),
     trouble,
     languageChoice(),
   );

@@ -112,15 +112,15 @@ export const valuesOf = (headers, name) =>
   Object.entries(headers).filter(([key]) => key.toLowerCase() === name).flatMap(([, values]) => values);
 
 // What Authentication-Results say, "spf=pass" and so on, by whom.  The sender may have written them:
-// they are shown as somebody's words, and what the relay itself finds is in Checks.
+// they are shown as somebody's words, below what the relay itself finds.
 const claims = (headers) =>
   valuesOf(headers, "authentication-results").slice(0, 5).map((value) => [
     /[^\s;]{0,99}/.exec(value.trim())[0],
     value.slice(0, 4000).match(/\b(spf|dkim|dmarc|arc)\s*=\s*[a-z]{1,20}/gi),
   ]).filter(([, said]) => said);
 
-// `received`: when the relay took it; `checks`: what leads to what it found itself.
-export function headersOf(headers, received, checks) {
+// `received`: when the relay took it; `own`: what it finds itself, and what leads to the rest of that.
+export function headersOf(headers, received, own) {
   const rows = Object.entries(headers).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
   const way = hops(headers, received);
   const claimed = claims(headers);
@@ -130,8 +130,8 @@ export function headersOf(headers, received, checks) {
         h("b", by || "?"), from ? ` ← ${from}` : "", how ? h("span.small", ` ${how}`) : "",
         at ? h("time.small", { dateTime: at.toISOString(), text: ` ${when(at)}` }) : "",
         took === null ? "" : h("span", { class: `delay${took > 60 ? " late" : ""}`, text: took < 0 ? t("clocks differ") : `+${lasting(took) === "0 ms" ? "0 s" : lasting(took)}` }))))),
+    own,
     claimed.length ? h("ul.plain", { id: "message-claims" }, claimed.map(([who, said]) => h("li", { dir: "auto" }, t("said by {0}:", who), said.flatMap((one) => [" ", h("span.verdict", one)])))) : "",
-    h("p", checks),
     h("dl", { id: "message-headers" }, rows.map(([name, value]) => [h("dt", name), h("dd", { text: value, dir: "auto" })]).flat()),
   ].filter(Boolean);
 }
