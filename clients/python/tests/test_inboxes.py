@@ -144,7 +144,7 @@ def test_a_wait_in_vain_says_who_was_refused(inbox: Inbox, deliver: Deliver) -> 
     with pytest.raises(WaitTimeout) as one:
         inbox.wait("Reset", timeout=0.1)
     assert str(one.value) == (
-        "waited 0.1 s for 'Reset'; nothing came; 1 recipient was refused meanwhile:"
+        "waited 0.1 s for 'Reset'; nothing came; 1 recipient was refused since the inbox was made:"
         f" {mistyped} (550 5.1.1 No such mailbox here)"
     )
 

@@ -82,9 +82,9 @@ function inLines(lines: readonly string[]): string {
 /** Say in words who was refused. */
 function meanwhile(refused: readonly string[]): string {
   const count = refused.length;
-  if (count === 1) return `1 recipient was refused meanwhile: ${refused[0]}`;
+  if (count === 1) return `1 recipient was refused since the inbox was made: ${refused[0]}`;
   const newest = count > REFUSED ? `, the newest ${REFUSED}` : "";
-  return `${count} recipients were refused meanwhile${newest}:${inLines(refused.slice(0, REFUSED))}`;
+  return `${count} recipients were refused since the inbox was made${newest}:${inLines(refused.slice(0, REFUSED))}`;
 }
 
 /** Mail came where none was to come. */

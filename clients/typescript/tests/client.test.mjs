@@ -271,7 +271,7 @@ for (const { others, refused, text } of cases.timeouts) {
 }
 
 test(
-  "a wait in vain says who was refused meanwhile",
+  "a wait in vain says who was refused since the inbox was made",
   withInbox(async (inbox) => {
     const refusal = await mistype(inbox.address);
     await assert.rejects(inbox.wait({ timeout: 100 }), {

@@ -176,7 +176,7 @@ test("a wait in vain says what came; it waits at the inbox that is named", async
   assert.ok(minutes > 50 && minutes <= 60.1, `it would live for ${minutes} min if the run were killed`);
 });
 
-test("a wait in vain says who was refused meanwhile", async () => {
+test("a wait in vain says who was refused since the inbox was made", async () => {
   let refusal = "";
   await assert.rejects(
     asATest(() => {

@@ -18,5 +18,5 @@ export async function mistype(address) {
   socket.end(`EHLO x\r\nMAIL FROM:<>\r\nRCPT TO:<${mistyped}>\r\nQUIT\r\n`);
   socket.resume();
   await once(socket, "close");
-  return `1 recipient was refused meanwhile: ${mistyped} (550 5.1.1 No such mailbox here)`;
+  return `1 recipient was refused since the inbox was made: ${mistyped} (550 5.1.1 No such mailbox here)`;
 }

@@ -96,10 +96,10 @@ _REFUSED = 5  # lines of recipients in a text
 def _meanwhile(refused: Sequence[str]) -> str:
     """Say in words who was refused."""
     if len(refused) == 1:
-        return f"1 recipient was refused meanwhile: {refused[0]}"
+        return f"1 recipient was refused since the inbox was made: {refused[0]}"
     newest = f", the newest {_REFUSED}" if len(refused) > _REFUSED else ""
     listed = "".join(f"\n  {one}" for one in refused[:_REFUSED])
-    return f"{len(refused)} recipients were refused meanwhile{newest}:{listed}"
+    return f"{len(refused)} recipients were refused since the inbox was made{newest}:{listed}"
 
 
 class UnexpectedMail(RelayError, AssertionError):
