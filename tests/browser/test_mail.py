@@ -1257,17 +1257,23 @@ def test_a_search_offers_what_there_is_and_tags_say_what_is_unread(
     """Senders and recipients of the list; a tag's badge counts down as its mail is read."""
     with browse() as visit, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
+        api.patch("/api/v1/messages", params={"q": "is:unread"}, json={"is_read": True})
         tagged = b"X-Tags: counted\r\n"
         deliver(relay, address, *(tagged + mail(f"counted {n}", "the text") for n in range(2)))
         page = signed_in(visit, relay, "mail/all")
         badge = page.locator("#folders [data-key='tag:counted'] .badge")
-        expect(badge).to_have_text(re.compile("^[2•]$"))
+        expect(badge).to_have_text("2")
         page.get_by_label("Search", exact=True).fill(f"to:{address[:9]}")
         offered = page.locator(f"#search-terms option[value='to:{address}']")
         expect(offered).to_have_count(1)
         page.get_by_label("Search", exact=True).fill("")
         row(page, "messages", "counted 0").get_by_role("link").click()
-        expect(badge).to_have_text(re.compile("^[1•]$"))
+        expect(badge).to_have_text("1")
+        # Of more unread mail than is looked at nobody knows how much is tagged.
+        deliver(relay, address, *(mail(f"other {n}", "the text") for n in range(50)))
+        everything = page.locator("#folders [data-key=all] .badge")
+        expect(everything).to_have_text("51")
+        expect(badge).to_be_hidden()
         # Of a mail that is text, the source is the whole of it.
         page.get_by_role("button", name="Source").click()
         source = page.locator("#message-source")
@@ -1490,7 +1496,10 @@ def test_all_that_match_are_changed_in_one_call(
 
         visit.to("mail/all?q=word")
         change("Forward the chosen")  # this relay's mail stays here
-        expect(page.locator(".middle .problem")).to_contain_text("Nothing can be forwarded here")
+        why = page.get_by_role("dialog", name="Forward this message")
+        expect(why).to_contain_text("Nothing can be forwarded here")
+        visit.check("release-nowhere", axe)
+        why.get_by_role("button", name="Close").click()
         page.route("**/api/v1/info", lambda asked: asked.fulfill(json={"release": True}))
         page.route("**/release", release)
         sending = page.get_by_role("dialog", name="Forward 3 messages")

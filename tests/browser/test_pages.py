@@ -50,7 +50,8 @@ def test_mail_appears_without_a_reload(relay: RelayProcess, browse: Browse) -> N
         deliver(relay, address, mail("first", "one"))
         expect(rows).to_have_count(1)
         html = "<p>Your verification code is <b>482913</b></p>"
-        deliver(relay, address, mail("second", "Your verification code is 482913", html))
+        text = "Your verification code is 482913 (see https://bücher.example/v?a=1&b=2)."
+        deliver(relay, address, mail("second", text, html))
         expect(rows).to_have_count(2)
         expect(rows.first).to_contain_text("second")
 
@@ -61,6 +62,11 @@ def test_mail_appears_without_a_reload(relay: RelayProcess, browse: Browse) -> N
         page.get_by_role("button", name="Text").click()
         expect(page.locator("#message-text")).to_contain_text("Your verification code is 482913")
         expect(page.locator("iframe")).to_have_count(0)
+        link = page.locator("#message-text a")
+        expect(link).to_have_text("https://xn--bcher-kva.example/v?a=1&b=2")  # as it is read
+        expect(link).to_have_attribute("href", "https://bücher.example/v?a=1&b=2")
+        expect(link).to_have_attribute("rel", "noopener noreferrer")
+        expect(link).to_have_attribute("target", "_blank")
         page.get_by_role("link", name="first").click()
         expect(page.locator("#message-text")).to_have_text("one\n")
         expect(page.locator("iframe")).to_have_count(0)
@@ -623,11 +629,17 @@ def test_a_click_in_the_queue_shows_the_story_beside_it(
         assert count >= 41
         group.get_by_role("link").click()
         expect(title).to_be_in_viewport()
+        # Beside it are the others of the group.
+        expect(page).to_have_url(re.compile(r"#/queue/bounced/[0-9a-f-]{36}\?domain="))
+        expect(row(page, "outbound", "no such mailbox").nth(20)).to_be_attached()
+        opened = page.url.partition("#/queue/bounced/")[2]
+        visit.to("queue/failures")
         group.get_by_role("button", name="Retry all").click()
         dialog = page.get_by_role("dialog")
         expect(dialog).to_contain_text(f"Retry {count} messages")
         dialog.get_by_role("button", name="Retry").click()
         expect(page.get_by_text(f"{count} messages queued again")).to_be_visible()
+        visit.to(f"queue/all/{opened}")
         expect(page.locator("#story .attempts > li")).to_have_count(2)
         assert visit.errors == []
 

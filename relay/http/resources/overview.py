@@ -148,7 +148,7 @@ def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
                        "overview", "relay queue flush")  # fmt: skip
     finished = sum(queue.finished.values())
     unlucky = queue.finished.get("bounced", 0) + queue.finished.get("failed", 0)
-    if finished >= 20 and unlucky * 20 > finished:
+    if unlucky * 20 > finished:
         yield _concern(
             "warning",
             f"{unlucky} of {finished} messages of the last hour bounced or failed.",

@@ -6,7 +6,7 @@ import { settled } from "./dom.js";
 import { senderOf } from "./list.js";
 
 const KEPT = "relay.notify";
-const NEWEST = 50; // unread messages that are looked at, for tags and for who wants to be told of them
+export const NEWEST = 50; // unread messages that are looked at, for tags and for who wants to be told of them
 export const MOST = 1000; // that a badge counts, as GET /api/v1/quota does
 export const LOOK = 15_000; // ms between two looks, whichever view is open
 const DOT = '<circle cx="12.5" cy="3.5" r="3.5" fill="#e5342b"/></svg>';

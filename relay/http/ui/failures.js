@@ -2,7 +2,7 @@
 
 import { query, send } from "./calls.js";
 import { asking } from "./dialogs.js";
-import { button, doing, h, keepFocus, number, problem, say, since, when } from "./dom.js";
+import { button, doing, h, keepFocus, number, problem, say, when } from "./dom.js";
 import { inWords, named, t } from "./strings.js";
 
 const keyOf = (one) => JSON.stringify([one.status, one.domain, one.error]);
@@ -62,9 +62,8 @@ export function makeFailures(page, changed) {
       const link = row.querySelector("a");
       say(row.firstChild, number(one.count));
       say(link, errorOf(one));
-      link.setAttribute("href", `#/queue/failures/${one.latest}`);
-      say(row.querySelector(".small"), `${named(one.status)} · ${one.domain} · ${t("last")} ${since(one.finished_at)}`);
-      row.querySelector(".small").title = when(one.finished_at);
+      link.setAttribute("href", `#/queue/${one.status}/${one.latest}${query({ domain: one.domain })}`);
+      say(row.querySelector(".small"), `${named(one.status)} · ${one.domain} · ${t("last")} ${when(one.finished_at)}`);
     }
     none.hidden = rows.size > 0;
   }

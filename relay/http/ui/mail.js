@@ -8,8 +8,8 @@
 // inbox alone and a key, which the page remembers with the address.
 
 import { addressed, ask, clock, eventsIn, every, get, keepUp, page as pageOf, part, query, Refused, send } from "./calls.js";
-import { came, counted, look as unreadOnes, LOOK, MOST as UNREAD, notifies, notify } from "./badge.js";
-import { asking, field, submitting } from "./dialogs.js";
+import { came, counted, look as unreadOnes, LOOK, MOST as UNREAD, NEWEST, notifies, notify } from "./badge.js";
+import { asking, field, submitting, tell } from "./dialogs.js";
 import { arrange, button, bytes, copyButton, doing, firstOf, h, input, keepFocus, lasting, number, Pages, problem, say, settled, titled, when, whose } from "./dom.js";
 import { firstMail, howToSignIn, inTerminal } from "./hello.js";
 import { keysOf, showKeys } from "./hotkeys.js";
@@ -181,7 +181,7 @@ class Mail {
     const { list } = this;
     const { signal } = this.page;
     const { release } = await get("info", { signal });
-    if (!release) throw new Error(t("Nothing can be forwarded here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
+    if (!release) return tell(t("Forward this message"), t("Nothing can be forwarded here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
     const left = (items === list ? await this.matching(list) : items).map((item) => ({ path: `${base(item.mailbox ?? list.at.address)}/messages/${item.id}/release`, about: item.subject || t("(no subject)") }));
     asking({
       title: left.length === 1 ? t("Forward this message") : t("Forward {0} messages", number(left.length)),
@@ -551,20 +551,20 @@ function makeRail(mail) {
     }
   }
   function badges() {
-    const set = (badge, count, some = false) => {
+    const set = (badge, count) => {
       badge.hidden = !count;
-      say(badge, some ? "•" : counted(count));
+      say(badge, counted(count));
       badge.title = t("unread");
     };
     for (const row of rows.values()) set(row.querySelector(".badge"), Number(row.dataset.unread));
     const everything = folders.querySelector("[data-key=all] .badge");
     const left = [...mail.uncounted.values()].filter((item) => !item.is_read).length;
     if (everything) set(everything, mail.emptied(null) ? 0 : unread < UNREAD ? Math.max(0, unread - left) : unread);
-    // Of a tag, a dot where there are more than were looked at: how many is not known.
-    const some = unread > newest.length;
+    // Of a tag, nothing where there are more than were looked at: how many is not known.
+    const some = unread > NEWEST;
     for (const link of folders.querySelectorAll("[data-key^='tag:']")) {
       const tag = link.dataset.key.slice(4).toLowerCase();
-      set(link.querySelector(".badge"), newest.filter(({ id, tags }) => !mail.uncounted.has(id) && tags?.some((one) => one.toLowerCase() === tag)).length, some);
+      set(link.querySelector(".badge"), some ? 0 : newest.filter(({ id, tags }) => !mail.uncounted.has(id) && tags?.some((one) => one.toLowerCase() === tag)).length);
     }
   }
   // What is seen to have changed, before the next look at the list: of as many rows as a page has.

@@ -187,7 +187,7 @@ export class Reader {
       framed = new MessageFrame(path, { key: (pressed) => this.mail.press?.(pressed), tell: (said) => say(trouble, said), fitted: () => this.resume() });
       return [framed.element];
     });
-    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? written("message-text", ...blocks(message.body_text)) : h("p.none", t("This message has no text.")));
+    const text = message.body_text === null && first ? null : showAs("Text", () => message.body_text?.trim() ? written("message-text", ...blocks(message.body_text, linked)) : h("p.none", t("This message has no text.")));
     showAs("Source", () => first ? coloured(message.body_html) : rawOf(`${path}/raw`, "message-source", signal, fielded));
     const checked = async (links) => (await Promise.all([get(`${path}/checks${links}`, { signal }), learn("checks")]))[0];
     showAs("Headers", () => {
@@ -234,6 +234,9 @@ export class Reader {
     this.resume();
   }
 }
+
+// A text with what is an address of the web in it as links; a full stop behind one is none of it.
+const linked = (text) => text.split(/(https?:\/\/[^\s<>"]*[^\s<>".,:;!?'*)\]])/i).map((one, at) => (at % 2 ? away(one) : one));
 
 // Whom its fields name, where that says more than whom it came to.
 function fieldOf(message, name) {

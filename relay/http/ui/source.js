@@ -14,7 +14,8 @@ const PIECE = /<!--[\s\S]*?(?:-->|$)|<\/?[a-zA-Z][^\s<>\/]*|\/?>|"[^"<>]*"|'[^'<
 
 // A text to be shown, in parts of which a browser lays out those that are seen: letters of two
 // directions, 200 kB of them in one piece, take it a minute.
-export const blocks = (text) => (text.length > PART ? [...parts(text)].map((part) => h("div", part)) : [text]);
+// `made`: what is put there for a part, text and elements.
+export const blocks = (text, made = (part) => [part]) => (text.length > PART ? [...parts(text)].map((part) => h("div", made(part))) : made(text));
 
 export const written = (id, ...text) => h("pre", { id, tabindex: "0", dir: "auto", ariaLabel: t("The message as text") }, ...text);
 

@@ -8,6 +8,7 @@ from relay.outbound.finaliser import OUTCOMES
 from relay.outbound.gates import Standing
 from relay.outbound.states import Cause
 from tests.http.conftest import House
+from tests.outbound.node import Node
 
 SEND = {"from": "a@relay.localhost", "to": ["b@relay.localhost"], "subject": "s", "text": "t"}
 
@@ -105,6 +106,29 @@ async def test_what_needs_a_person_is_said(house: House):
         "Writer is paused.", "All deliveries are paused.",
         "1 message held until somebody decides.",
     }  # fmt: skip
+
+
+async def test_what_bounced_is_said_however_little_was_sent(house: House):
+    """Where that is more than one of twenty, until it is an hour ago; it leads to the failures."""
+
+    async def told() -> list[tuple[str, ...]]:
+        seen = (await house.client.get("/api/v1/overview", headers=house.admin)).json()
+        return [
+            (one["grade"], one["text"], one["about"], one["place"]) for one in seen["attention"]
+        ]
+
+    node = Node(house.pool)
+    for _ in range(2):
+        sent = await house.client.post("/api/v1/messages/send", json=SEND, headers=house.admin)
+        assert sent.status_code == 202
+    first, second = await node.claim()
+    await node.finish([first])
+    assert await told() == []
+    await node.finish([second], Cause.REFUSED, phase="rcpt", code=550, error="no")
+    text = "1 of 2 messages of the last hour bounced or failed."
+    assert await told() == [("warning", text, "queue", "failures")]
+    await house.pool.execute("UPDATE relay.outbound_log SET finished_at = now() - interval '2 h'")
+    assert await told() == []
 
 
 async def test_the_queue_is_filtered_by_priority_and_domain(house: House):
