@@ -12,6 +12,8 @@ Promises
   mailboxes slows no other's mail to the same destination.
 - What a reply asks for by the traffic rules (`relay.outbound.shaping.traffic`) holds for its
   receiver: one that is suspended has a gate of its own, and what waits for it is taken back.
+- Whom a final refusal names is suppressed, as if it were a report
+  (`relay.returns.law`), by whichever route it comes; where a traffic rule fits, that decides.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -33,8 +35,10 @@ from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
 from relay.outbound.jobs import Job
-from relay.outbound.shaping.rules import Asks
+from relay.outbound.shaping.echoes import without
+from relay.outbound.shaping.rules import ABOUT_RECIPIENT, Asks
 from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic, receiver_of
+from relay.returns.law import refusal
 from relay.smtp.client import Outcome, Phase, Verdict
 
 log = get_logger()
@@ -123,8 +127,10 @@ class Gatekeeper:
         if outcome.verdict is Verdict.DELIVERED:
             line.took(now - began_at)
         else:
-            if outcome.code is not None and self._traffic is not None:
-                self._heed(self._traffic, line, job, outcome, now)
+            if outcome.code is not None:
+                if self._traffic is not None:
+                    self._heed(self._traffic, line, job, outcome, now)
+                self._judge(line, job, outcome)
             if _is_trouble(outcome):
                 self._trouble(line, job, outcome, now)
                 return False
@@ -182,9 +188,7 @@ class Gatekeeper:
         if asked is None:
             return
         if isinstance(asked, Asks):
-            log.info("outbound.recipient_suppressed", id=str(job.message.id), code=outcome.code)
-            if self._notes is not None:
-                self._notes.refused(job, self._words(job, outcome))
+            self._refused(job, outcome)
             return
         if self._notes is not None:
             self._notes.learned(asked)
@@ -199,6 +203,31 @@ class Gatekeeper:
             self.suspend(asked, now)
         else:
             log.warning("outbound.slowed", factor=asked.factor, **told)
+
+    def _refused(self, job: Job, outcome: Outcome) -> None:
+        log.info("outbound.recipient_suppressed", id=str(job.message.id), code=outcome.code)
+        if self._notes is not None:
+            self._notes.refused(job, self._words(job, outcome))
+
+    def _judge(self, line: Line[Job, Any], job: Job, outcome: Outcome) -> None:
+        """Do what follows from a final refusal as from a report, where no rule has a meaning for
+        it.
+        """
+        if (
+            outcome.verdict is not Verdict.BOUNCED
+            or outcome.phase not in ABOUT_RECIPIENT
+            or not outcome.enhanced
+        ):
+            return
+        own = _own_words(job)
+        found = refusal(outcome.enhanced, without(outcome.text, own))
+        if not (found.suppress or found.is_full):
+            return
+        receiver, traffic = receiver_of(line.key), self._traffic
+        if receiver is not None and traffic is not None and traffic.judges(receiver, outcome, own):
+            return
+        if found.suppress:
+            self._refused(job, outcome)
 
     def suspend(self, learned: Learned, now: float) -> None:
         """Begin nothing more that goes to a receiver, and take back what waits for it."""

@@ -18,6 +18,7 @@ Promises
 - Of several recipients that a report names ours is the one that counts; where it names others only
   (mail was forwarded), the message bounced and nobody is suppressed; of a text without a standard
   nothing follows then.
+- A final refusal of our recipient while a message is delivered is a report of it (`refusal`).
 
 Pure.
 """
@@ -119,6 +120,11 @@ def finding(report: Report, recipient: str) -> Finding | None:
         return None
     found = [_of(one, named=False) for one in report.recipients]
     return max(found, key=_weight, default=None)
+
+
+def refusal(enhanced: str, text: str) -> Finding:
+    """What follows from a final refusal (5yz) of a message's one recipient, heard at once."""
+    return _of(Recipient(action="failed", status=enhanced, diagnostic=text), named=True)
 
 
 def _weight(found: Finding | None) -> int:

@@ -41,7 +41,7 @@ CODED.append(base64.b64encode(f"\0{USER}\0{PASSWORD}".encode()).decode())
 # Where each recipient's domain is answered with all that is known, and how.
 ANSWERS = {
     ("dot", "good.example"): "250 2.0.0",
-    ("RCPT", "rcpt5.example"): "550 5.1.1",
+    ("RCPT", "rcpt5.example"): "550 5.2.1",
     ("RCPT", "rcpt4.example"): "450 4.2.1",
     ("DATA", "data5.example"): "554 5.6.0",
     ("dot", "dot4.example"): "451 4.3.0",

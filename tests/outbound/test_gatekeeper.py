@@ -288,9 +288,9 @@ suppress = true
 class Site:
     """A house with three lines: two of a provider's sites, and another's; and what was noted."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str = "") -> None:
         self.house = House()
-        rules = parse(RULES, "rules.toml")
+        rules = parse(text or RULES, "rules.toml")
         self.traffic = Traffic(lambda: rules)
         self.noted: list[Learned] = []
         self.suppressed: list[tuple[Job, str]] = []
@@ -381,9 +381,30 @@ def test_slowing_and_suppressing_hold_nobody_back():
 
 
 def test_an_upstreams_replies_are_no_receivers():
-    """Its rules are its own."""
+    """Its rules are its own; whom it says there is not, there is not."""
     site = Site()
     job = site.house.job()
     outcome = Outcome(Verdict.DEFERRED, Phase.RCPT, 421, None, "", True, True)
     site.gatekeeper.learn(site.house.line, job, outcome, 0.0, 1.0)
     assert site.noted == []
+    gone = Outcome(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.1", "no such user", False, True)
+    for verdict, phase in ((Verdict.DEFERRED, Phase.RCPT), (Verdict.BOUNCED, Phase.MAIL)):
+        other = gone._replace(verdict=verdict, phase=phase)
+        site.gatekeeper.learn(site.house.line, job, other, 0.0, 1.0)
+    assert site.suppressed == []
+    site.gatekeeper.learn(site.house.line, job, gone, 0.0, 1.0)
+    assert site.suppressed == [(job, "550 said")]
+
+
+def test_where_a_rule_fits_it_decides_who_is_gone():
+    """Who reads a reply as asking to slow down does not lose its recipients; the others say."""
+    site = Site("[[default.replies]]\ncode = 550\nslow = '1h'\n")
+    gone = Outcome(Verdict.BOUNCED, Phase.RCPT, 550, "5.1.1", "no such user", False, True)
+    job = site.house.job()
+    for _ in range(2):  # of the second the rule has nothing to say
+        site.gatekeeper.learn(site.lines[0], job, gone, 0.0, 1.0)
+    assert [noted.kind for noted in site.noted] == [SLOWED]
+    assert site.suppressed == []
+    for code in (551, 553):
+        site.gatekeeper.learn(site.lines[0], job, gone._replace(code=code), 0.0, 1.0)
+    assert len(site.suppressed) == 2

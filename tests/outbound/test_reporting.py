@@ -223,10 +223,10 @@ async def relayed(r: Reporting) -> None:
 
 async def silence(r: Reporting) -> None:
     """Of what nobody wants to hear, and of mail from nobody, there is no report."""
-    await r.submit("no@y.example", rcpt=["NOTIFY=NEVER"])
-    await r.submit("no@y.example", rcpt=["NOTIFY=SUCCESS"])
+    await r.submit("no@never.y.example", rcpt=["NOTIFY=NEVER"])
+    await r.submit("no@success.y.example", rcpt=["NOTIFY=SUCCESS"])
     await r.submit("ada@y.example")
-    await r.submit("no@y.example", sender="")
+    await r.submit("no@nobody.y.example", sender="")
     await r.settled()
     assert [one.recipient for one in r.sink.received] == ["ada@y.example"]
     r.sink.received.clear()
@@ -266,7 +266,7 @@ async def a_mailbox_here(r: Reporting) -> None:
             return str(http.post("/api/v1/mailboxes").json()["address"])
 
     address = await trio.to_thread.run_sync(mailbox)
-    await r.submit("no@y.example", sender=address)
+    await r.submit("no@passed.y.example", sender=address)
 
     def wait() -> bytes:
         with r.relay.http() as http:

@@ -33,10 +33,17 @@ _LONGEST = 4000  # characters; a reply that is longer is cut
 
 def unechoed(text: str, words: Collection[str]) -> str:
     """The text of a reply without `words`: addresses of the mail that it answers, its subject."""
+    return _QUOTES.sub(_CUT, _BRACKETS.sub(_CUT, without(text, words)))
+
+
+def without(text: str, words: Collection[str]) -> str:
+    """The same with what it has in brackets and quotes: where words are looked for that would keep
+    something from being done, more of them is the side to err on.
+    """
     text = _plain(text[:_LONGEST])
     for word in sorted(_parts(words), key=len, reverse=True):
         text = _without(text, word)
-    return _QUOTES.sub(_CUT, _BRACKETS.sub(_CUT, text))
+    return text
 
 
 def _plain(text: str) -> str:

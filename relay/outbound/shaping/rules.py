@@ -50,7 +50,9 @@ WITHIN = 3600.0
 LONGEST = 7 * 86_400.0
 """Seconds that a reply may slow or suspend for at most."""
 
-_ABOUT_RECIPIENT = frozenset({Phase.RCPT, Phase.DATA, Phase.DOT})
+ABOUT_RECIPIENT = frozenset({Phase.RCPT, Phase.DATA, Phase.DOT})
+"""The commands whose refusal may be about a recipient."""
+
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(s|m|min|h|hour|d|day)", re.ASCII)
 _PER = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0}
 _PER["day"] = _PER["d"]
@@ -94,7 +96,7 @@ class ReplyRule:
         if self.enhanced and not _fits_enhanced(self.enhanced, outcome.enhanced or ""):
             return False
         if self.asks is Asks.SUPPRESS and (
-            outcome.phase not in _ABOUT_RECIPIENT
+            outcome.phase not in ABOUT_RECIPIENT
             or outcome.code < 500
             or (outcome.enhanced or "").startswith("5.7.")
             # A code alone is not believed.

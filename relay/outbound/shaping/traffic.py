@@ -32,7 +32,7 @@ from typing import NamedTuple
 from relay.outbound.gates import GateKey, Standing
 from relay.outbound.mx.sites import Site, SiteKey
 from relay.outbound.rate import Rate
-from relay.outbound.shaping.echoes import unechoed
+from relay.outbound.shaping.echoes import unechoed, without
 from relay.outbound.shaping.rules import (
     LEAST_FACTOR,
     STEP,
@@ -40,9 +40,11 @@ from relay.outbound.shaping.rules import (
     Counts,
     Limits,
     Provider,
+    ReplyRule,
     Rules,
 )
 from relay.outbound.sources import Sources
+from relay.returns.law import is_for_policy, is_passing
 from relay.smtp.client import Outcome, Verdict
 
 MOST_SEEN = 20_000
@@ -256,10 +258,13 @@ class Traffic:
             return None
         rules = self.rules
         provider = rules.named(receiver.name)
-        said = outcome._replace(text=unechoed(outcome.text, own))
-        rule = rules.meaning(provider, said)
+        rule = self._meaning(receiver, outcome, own)
         if rule is None:
             return None
+        if rule.asks is Asks.SUPPRESS and rule.text is None:
+            text = without(outcome.text, own)
+            if is_for_policy(text) or is_passing(text):
+                return None
         if rule.asks is Asks.SUSPEND and provider is rules.default:
             rule = replace(rule, after=max(rule.after, LEAST_REPLIES))
         if not self._counts.met((receiver, rule.asks), rule, now):
@@ -281,6 +286,16 @@ class Traffic:
         learned = Learned(receiver, kind, until, factor, domain, words(), since)
         self._learned[receiver, kind] = learned
         return learned
+
+    def judges(self, receiver: Receiver, outcome: Outcome, own: Collection[str] = ()) -> bool:
+        """Whether the rules have a meaning for a reply, be it that nothing is to be done yet."""
+        return self._meaning(receiver, outcome, own) is not None
+
+    def _meaning(
+        self, receiver: Receiver, outcome: Outcome, own: Collection[str]
+    ) -> ReplyRule | None:
+        said = outcome._replace(text=unechoed(outcome.text, own))
+        return self.rules.meaning(self.provider_of(receiver), said)
 
     def take_over(self, rows: Iterable[Learned], now: float) -> list[Learned]:
         """Have what all nodes know hold here; return what held here and is to end."""
