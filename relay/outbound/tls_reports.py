@@ -8,6 +8,8 @@ Promises
 - A day (UTC) is reported when it is over, at a time within `SPREAD` after that is the domain's by
   chance, to all that the domain's record names then: by mail through the queue, and by POST to
   https: URLs at public addresses.  A domain without a record has its results forgotten.
+- A report is mailed only if it will be signed: if the domain it is from has an active key
+  (RFC 8460, 3).  Else it goes to URLs alone.
 - A report is mailed once: that it was is noted in the commit that queues it (`mailed`), which
   removes what was counted, too, unless it is to be posted still.  Then its counts stay until that
   has ended.  What is posted may come twice, after a crash; its id tells.
@@ -127,6 +129,7 @@ class TlsReports:
         self._post = post
         self._sender = sender
         self._rng = rng or new_rng()
+        self._warned = False
         self._today: date | None = None
         self._told: dict[str, int] = {}
 
@@ -257,6 +260,9 @@ class TlsReports:
                 log.info("tls_reporter.too_many", domain=due.domain)
                 await self._done(due, lease)
                 return None
+            if addresses and not await self._is_signed():
+                _REPORTS.labels("failed").inc()
+                addresses = ()
             addresses = [one for one in addresses if self._take(one.lower(), MOST_TO_ONE)]
             urls = [one for one in urls if self._take(one, MOST_TO_ONE)]
         counted = await self._counted(due)
@@ -271,6 +277,18 @@ class TlsReports:
         if left:
             await self._later(due, left, lease, why)
         return queued
+
+    async def _is_signed(self) -> bool:
+        """Whether what is mailed will be signed (RFC 8460, 3); warns once that it will not."""
+        domain = self._sender.address.rpartition("@")[2].lower()
+        found: bool = await self._pool.fetch_value(
+            "SELECT EXISTS (SELECT FROM relay.dkim_keys WHERE domain = %s AND state = 'active')",
+            (domain,),
+        )
+        if not (found or self._warned):
+            log.warning("tls_reporter.unsigned", domain=domain)
+        self._warned = not found
+        return found
 
     async def _may_have_another(self, domain: str) -> bool:
         """Whether an organisation gets a report of one more of its domains."""

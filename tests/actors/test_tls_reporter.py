@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
+from cryptography.fernet import Fernet
 
 from actors import tls_reporter
 from actors.messages import SweepNow
+from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.dns.questions import Answer, Question, found
 from relay.errors import DatabaseUnavailable
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.lanes import DueLane
 from relay.outbound.message import Address
 from relay.outbound.mx.policy import NO_POLICY
@@ -51,6 +54,7 @@ async def test_a_day_that_is_over_is_reported_and_the_claimer_told(pool: Pool):
     results = TlsResults()
     results.count(RESULT)
     first = reports(pool, results)
+    await DkimKeys(pool, Vault([Fernet.generate_key().decode()])).create("relay.example")
     await first.store()
     await pool.execute("UPDATE relay.tls_results SET day = day - 2")
     told: list[DueLane] = []

@@ -14,12 +14,15 @@ from uuid import uuid4
 
 import pytest
 import trio
+from cryptography.fernet import Fernet
 
 from relay.access.owners import REPORTS_ID
+from relay.crypto import Vault
 from relay.db import leases
 from relay.db.leases import Lease
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.message import Address
 from relay.outbound.mx.policy import NO_POLICY, Published
 from relay.outbound.mx.tls_results import MOST_OF_DOMAIN, TlsResult, TlsResults
@@ -137,6 +140,7 @@ async def reporting(pool: Pool, folder: Any, *, private: bool = True) -> AsyncIt
         )
         results = TlsResults()
         reports = TlsReports(pool, results, resolver.ask, poster.post, sender=SENDER)
+        await DkimKeys(pool, Vault([Fernet.generate_key().decode()])).create("relay.example")
         yield Reporting(pool, results, reports, zone, web)
         nursery.cancel_scope.cancel()
 
@@ -341,3 +345,18 @@ async def test_an_address_gets_so_many_reports_a_day(here):
         pass
     assert len(await here.mailed()) == MOST_TO_ONE
     assert await here.left() == (0, 0)
+
+
+async def test_no_report_is_mailed_that_would_not_be_signed(here):
+    """It is posted all the same, and mailed again once there is a key."""
+    await here.pool.execute("UPDATE relay.dkim_keys SET state = 'standby', activated_at = NULL")
+    here.publish("mailto:a@shop.example", here.url)
+    await here.yesterday(GOOD)
+    assert await here.round() == 1
+    assert await here.mailed() == []
+    assert len(here.web.got) == 1
+    assert await here.left() == (0, 0)
+    await here.pool.execute("UPDATE relay.dkim_keys SET state = 'active', activated_at = now()")
+    await here.yesterday(GOOD)
+    assert await here.round() == 1
+    assert [to for to, _ in await here.mailed()] == ["a@shop.example"]
