@@ -12,7 +12,7 @@ Promises
   mailboxes slows no other's mail to the same destination.
 - What a reply asks for by the traffic rules (`relay.outbound.shaping.traffic`) holds for its
   receiver: one that is suspended has a gate of its own, and what waits for it is taken back.
-- Whom a final refusal names is suppressed, as if it were a report
+- Whom a final refusal names is suppressed, or counted as full, as if it were a report
   (`relay.returns.law`), by whichever route it comes; where a traffic rule fits, that decides.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
@@ -71,6 +71,9 @@ class Notes(Protocol):
 
     def refused(self, job: Job, words: str) -> None:
         """The recipient of a job is not to be written to."""
+
+    def full(self, job: Job, enhanced: str, words: str) -> None:
+        """The mailbox of a job's recipient is full."""
 
 
 class Gatekeeper:
@@ -228,6 +231,8 @@ class Gatekeeper:
             return
         if found.suppress:
             self._refused(job, outcome)
+        elif self._notes is not None:
+            self._notes.full(job, outcome.enhanced, self._words(job, outcome))
 
     def suspend(self, learned: Learned, now: float) -> None:
         """Begin nothing more that goes to a receiver, and take back what waits for it."""

@@ -40,7 +40,7 @@ from relay.db.pool import Pool
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.states import Cause, State, next_state
-from relay.outbound.suppressions import MAX_REASON, UNLESS_SUPPRESSED
+from relay.outbound.suppressions import FULL_LATELY, MAX_REASON, UNLESS_SUPPRESSED
 from relay.redact import redact
 from relay.returns.law import FULL_MOST, FULL_WITHIN, Finding, Kind
 
@@ -173,13 +173,7 @@ _APPLY = f"""
                           WHERE l.id = r.message_id AND l.owner = '{ADMINISTRATOR_ID}'
                             AND l.token IS NOT NULL)
           AND (%(suppress)s
-           OR %(full)s AND %(most)s <= 1 + (
-                SELECT count(*)
-                FROM relay.outbound_reports p
-                WHERE p.address = r.address
-                  AND p.owner = r.owner
-                  AND p.is_full
-                  AND p.created_at > now() - make_interval(days => %(within)s)))
+           OR %(full)s AND %(most)s <= 1 + {FULL_LATELY})
         {UNLESS_SUPPRESSED}
         RETURNING address
     ), told AS (

@@ -28,6 +28,7 @@ from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.outbound.message import check_text, plain_address
 from relay.outbound.unsubscribing import Link
+from relay.returns.law import FULL_MOST, FULL_WITHIN
 
 MAX_REASON = 500
 """Characters of a reason."""
@@ -39,6 +40,42 @@ UNLESS_SUPPRESSED = """
         WHERE suppressions.cause = 'unsubscribed'
 """
 """How an INSERT into `relay.suppressions` of what a receiver said ends."""
+
+FULL_LATELY = """
+            (SELECT count(*)
+             FROM relay.outbound_reports p
+             WHERE p.address = r.address
+               AND p.owner = r.owner
+               AND p.is_full
+               AND p.created_at > now() - make_interval(days => %(within)s))
+"""
+"""How often the mailbox of `r` was full before, within so many days (`relay.returns.law`)."""
+
+_COUNT_FULL = f"""
+    WITH told AS (
+        SELECT *
+        FROM unnest(%(ids)s::uuid[], %(attempts)s::smallint[], %(enhanced)s::text[],
+                    %(words)s::text[]) AS t (id, attempt, enhanced, words)
+    ), reported AS (
+        INSERT INTO relay.outbound_reports (message_id, attempt, kind, owner, address, is_full,
+                                            enhanced, error)
+        SELECT t.id, t.attempt, 'bounced', l.owner, l.address, true, t.enhanced, t.words
+        FROM told t
+        CROSS JOIN LATERAL (SELECT * FROM relay.outbound_letters WHERE id = t.id OFFSET 0) l
+        ON CONFLICT (message_id, attempt, kind) DO NOTHING
+        RETURNING address, owner, error
+    ), r AS (
+        SELECT address, owner, max(error) AS reason, count(*) AS times
+        FROM reported
+        GROUP BY address, owner
+    )
+    INSERT INTO relay.suppressions (address, owner, reason, cause)
+    SELECT r.address, r.owner, left(r.reason, {MAX_REASON}), 'bounced'
+    FROM r
+    WHERE %(most)s <= r.times + {FULL_LATELY}
+    ORDER BY r.address, r.owner
+    {UNLESS_SUPPRESSED}
+    """  # noqa: S608 - constants
 
 _REASON = "unsubscribed from bulk mail"
 
@@ -78,6 +115,15 @@ class Refused(NamedTuple):
     owner: UUID
     address: str
     reason: str
+
+
+class Full(NamedTuple):
+    """An attempt that was refused because the recipient's mailbox was full."""
+
+    message_id: UUID
+    attempt: int
+    enhanced: str
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +258,25 @@ class Suppressions:
                 [one.owner for one in rows],
                 [one.reason for one in rows],
             ),
+        )
+
+    async def count_full(self, full: Sequence[Full]) -> int:
+        """Count full mailboxes as reports of them, each attempt once; returns how many recipients
+        were suppressed for it.
+        """
+        if not full:
+            return 0
+        ids, attempts, enhanced, words = map(list, zip(*full, strict=True))
+        return await self._pool.execute(
+            _COUNT_FULL,
+            {
+                "ids": ids,
+                "attempts": attempts,
+                "enhanced": enhanced,
+                "words": words,
+                "most": FULL_MOST,
+                "within": FULL_WITHIN,
+            },
         )
 
     async def holds(self, owner: UUID, address: str) -> bool:

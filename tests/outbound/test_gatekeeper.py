@@ -294,6 +294,7 @@ class Site:
         self.traffic = Traffic(lambda: rules)
         self.noted: list[Learned] = []
         self.suppressed: list[tuple[Job, str]] = []
+        self.counted: list[tuple[Job, str, str]] = []
         self.gatekeeper = Gatekeeper(
             self.house.gates,
             self.house.dispatch,
@@ -314,6 +315,9 @@ class Site:
 
     def refused(self, job: Job, words: str) -> None:
         self.suppressed.append((job, words))
+
+    def full(self, job: Job, enhanced: str, words: str) -> None:
+        self.counted.append((job, enhanced, words))
 
     def meets(self, code: int, phase: Phase = Phase.RCPT, now: float = 1.0) -> Job:
         """A job of the first site is answered so."""
@@ -394,6 +398,10 @@ def test_an_upstreams_replies_are_no_receivers():
     assert site.suppressed == []
     site.gatekeeper.learn(site.house.line, job, gone, 0.0, 1.0)
     assert site.suppressed == [(job, "550 said")]
+    full = gone._replace(code=552, enhanced="5.2.2", text="mailbox full, try again later")
+    site.gatekeeper.learn(site.house.line, job, full, 0.0, 1.0)
+    assert site.counted == [(job, "5.2.2", "552 said")]
+    assert len(site.suppressed) == 1
 
 
 def test_where_a_rule_fits_it_decides_who_is_gone():

@@ -24,7 +24,7 @@ from relay.log import get_logger
 from relay.outbound.jobs import Job
 from relay.outbound.shaping.store import ShapingStore
 from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic
-from relay.outbound.suppressions import Refused, Suppressions
+from relay.outbound.suppressions import Full, Refused, Suppressions
 
 log = get_logger()
 
@@ -54,6 +54,7 @@ class ShapingKeeper:
         self._traffic = traffic
         self._learned: list[Learned] = []
         self._refused: list[Refused] = []
+        self._full: list[Full] = []
         self._news = trio.Event()
         self._known = trio.Event()
 
@@ -70,6 +71,14 @@ class ShapingKeeper:
         """
         if job.message.letter_of is None and len(self._refused) < _MOST_REFUSED:
             self._refused.append(Refused(job.message.owner, job.message.recipient, words))
+            self._news.set()
+
+    def full(self, job: Job, enhanced: str, words: str) -> None:
+        """The mailbox of a job's recipient is full; of a letter with a token that counts nothing,
+        either."""
+        message = job.message
+        if message.letter_of is None and len(self._full) < _MOST_REFUSED:
+            self._full.append(Full(message.id, message.attempt, enhanced, words))
             self._news.set()
 
     @property
@@ -107,14 +116,18 @@ class ShapingKeeper:
     async def _write(self) -> None:
         learned, self._learned = self._learned, []
         refused, self._refused = self._refused, []
+        full, self._full = self._full, []
         try:
             await self._store.keep(learned)
             learned = []
             await self._suppressions.suppress(refused)
             refused = []
+            await self._suppressions.count_full(full)
+            full = []
         finally:
             self._learned = learned + self._learned
             self._refused = refused + self._refused
+            self._full = full + self._full
 
     async def _read(self, gatekeeping: Gatekeeping) -> None:
         rows = await self._store.read()
