@@ -24,6 +24,9 @@ from tests.actors.running import becomes, logged, running
 SENDER = Address("tls-reports@relay.example")
 RESULT = TlsResult("shop.example", NO_POLICY, "", "mx.example", "192.0.2.1")
 ROWS = "SELECT sum(count)::integer FROM relay.tls_results"
+LOOKED = """
+    SELECT count(*) FROM relay.leases WHERE name = 'tls_reporter' AND expires_at < now()
+"""
 
 
 async def ask(question: Question) -> Answer:
@@ -55,13 +58,12 @@ async def test_a_day_that_is_over_is_reported_and_the_claimer_told(pool: Pool):
     results.count(RESULT)
     first = reports(pool, results)
     await DkimKeys(pool, Vault([Fernet.generate_key().decode()])).create("relay.example")
-    await first.store()
-    await pool.execute("UPDATE relay.tls_results SET day = day - 2")
     told: list[DueLane] = []
     parts = {"pool": pool, "reports": first, "wake_outbound": told.extend}
     async with running(tls_reporter.run, **parts) as (_, box):
-        await becomes(pool, "SELECT count(*) FROM relay.tls_reports", 1)
-        await pool.execute("UPDATE relay.tls_reports SET due_at = now()")
+        await becomes(pool, ROWS, 1)
+        await becomes(pool, LOOKED, 1)  # at the start, and there was no day that was over
+        await pool.execute("UPDATE relay.tls_results SET day = day - 2")
         box.send_nowait(SweepNow())
         await becomes(pool, "SELECT count(*) FROM relay.outbound_letters", 1)
         await becomes(pool, "SELECT count(*) FROM relay.tls_reports", 0)
