@@ -224,7 +224,7 @@ class Gatekeeper:
             return
         own = _own_words(job)
         found = refusal(outcome.enhanced, without(outcome.text, own))
-        if not (found.suppress or found.is_full):
+        if found is None or not (found.suppress or found.is_full):
             return
         receiver, traffic = receiver_of(line.key), self._traffic
         if receiver is not None and traffic is not None and traffic.judges(receiver, outcome, own):

@@ -122,8 +122,10 @@ def finding(report: Report, recipient: str) -> Finding | None:
     return max(found, key=_weight, default=None)
 
 
-def refusal(enhanced: str, text: str) -> Finding:
-    """What follows from a final refusal (5yz) of a message's one recipient, heard at once."""
+def refusal(enhanced: str, text: str) -> Finding | None:
+    """What follows from a final refusal (5yz) of a message's one recipient, heard at once; None:
+    nothing, as it says that it was none.
+    """
     return _of(Recipient(action="failed", status=enhanced, diagnostic=text), named=True)
 
 
