@@ -1284,6 +1284,27 @@ def test_a_search_offers_what_there_is_and_tags_say_what_is_unread(
         assert visit.errors == []
 
 
+def test_a_phone_shows_whole_tags_or_none(relay: RelayProcess, browse: Browse) -> None:
+    """Beside a code and a subject there may be no room for one, and for two where one is."""
+    with browse("phone") as visit, relay.http() as api:
+        address = api.post("/api/v1/mailboxes").json()["address"]
+        tags = b"X-Tags: shopapp, orders of today\r\n"
+        deliver(relay, address, tags + mail("571904 is your login code", "Your code is 571904"))
+        deliver(relay, address, tags + mail("Hi", "the text"))
+        page = signed_in(visit, relay, f"mail/{address}")
+        coded = row(page, "messages", "571904")
+        expect(coded.locator(".chip")).to_have_text("571904")
+        expect(coded.locator(".tag").first).to_be_hidden()
+        plain = row(page, "messages", "the text").locator(".tags")
+        expect(plain.locator(".tag").first).to_be_visible()
+        cut = """tags => [...tags.children].map((tag) => tag.getBoundingClientRect()).filter(
+            (tag, at, [first]) => tag.top === first.top
+                && tag.right > tags.getBoundingClientRect().right + 0.5).length"""
+        assert plain.evaluate(cut) == 0
+        api.delete(f"/api/v1/mailboxes/{address}?purge=true").raise_for_status()
+        assert visit.errors == []
+
+
 def test_a_list_without_end_has_few_rows_and_stays_where_it_is_read(
     relay: RelayProcess, browse: Browse
 ) -> None:
