@@ -50,6 +50,7 @@ def test_a_captured_message_is_released_to_whom_the_setting_allows(
         page.keyboard.press("f")
         asking = page.get_by_role("dialog", name="Forward this message")
         expect(asking.get_by_label("To")).to_be_focused()
+        expect(asking).to_contain_text("RELEASE_TO allows: *@allowed.example")
         visit.check("release", axe)
         asking.get_by_label("To").fill("bob@other.example")
         asking.get_by_role("button", name="Forward").click()

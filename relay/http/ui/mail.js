@@ -182,10 +182,11 @@ class Mail {
     const { signal } = this.page;
     const { release } = await get("info", { signal });
     if (!release) return tell(t("Forward this message"), t("Nothing can be forwarded here: RELAY_OUTBOUND__UPSTREAM has to name a server that takes mail, and RELAY_OUTBOUND__RELEASE_TO who may get it."));
+    const allowed = this.page.may("admin") && (await get("settings", { signal })).find(({ name }) => name === "outbound.release_to").value.join(", ");
     const left = (items === list ? await this.matching(list) : items).map((item) => ({ path: `${base(item.mailbox ?? list.at.address)}/messages/${item.id}/release`, about: item.subject || t("(no subject)") }));
     asking({
       title: left.length === 1 ? t("Forward this message") : t("Forward {0} messages", number(left.length)),
-      says: t("It goes out as it came, byte for byte, to addresses that the relay's setting RELAY_OUTBOUND__RELEASE_TO allows, such as *@example.org."),
+      says: [t("It goes out as it came, byte for byte, to addresses that RELAY_OUTBOUND__RELEASE_TO allows"), allowed].filter(Boolean).join(": "),
       fields: [field("to", t("To"), { placeholder: t("ann@example.com"), autofocus: true })],
       does: t("Forward"),
       draft: left.map(({ path }) => path).join(),

@@ -365,7 +365,7 @@ export default {
   "↑ {0} new": "↑ {0} neu",
   "a quotation mark is not closed": "ein Anführungszeichen ist offen",
   "No message matches: a quotation mark is not closed.": "Keine Nachricht passt: Ein Anführungszeichen ist offen.",
-  "It goes out as it came, byte for byte, to addresses that the relay's setting RELAY_OUTBOUND__RELEASE_TO allows, such as *@example.org.": "Sie geht hinaus, wie sie kam, Byte für Byte, an Adressen, die die Einstellung RELAY_OUTBOUND__RELEASE_TO erlaubt, etwa *@example.org.",
+  "It goes out as it came, byte for byte, to addresses that RELAY_OUTBOUND__RELEASE_TO allows": "Sie geht hinaus, wie sie kam, Byte für Byte, an Adressen, die RELAY_OUTBOUND__RELEASE_TO erlaubt",
   "This message has no text.": "Diese Nachricht hat keinen Text.",
   "Remove the tag {0}": "Das Kennzeichen {0} entfernen",
   "an address or a domain": "eine Adresse oder eine Domain",
