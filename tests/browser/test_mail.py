@@ -1266,7 +1266,16 @@ def test_a_search_offers_what_there_is_and_tags_say_what_is_unread(
         page.get_by_label("Search", exact=True).fill(f"to:{address[:9]}")
         offered = page.locator(f"#search-terms option[value='to:{address}']")
         expect(offered).to_have_count(1)
+        page.get_by_label("Search", exact=True).fill("frm:ann")
+        expect(page.locator(".middle .none")).to_have_text(
+            re.compile('^There is no operator "frm:"')
+        )
+        page.get_by_label("Search", exact=True).fill("is:new")
+        expect(page.locator(".middle .none")).to_have_text(re.compile("^is: takes"))
         page.get_by_label("Search", exact=True).fill("")
+        page.get_by_label("New inbox").fill("Spring Garden!")
+        page.get_by_role("button", name="Create").click()
+        expect(page.locator("#fault-local_part")).to_have_text(re.compile("^New inbox: it must"))
         row(page, "messages", "counted 0").get_by_role("link").click()
         expect(badge).to_have_text("1")
         # Of more unread mail than is looked at nobody knows how much is tagged.

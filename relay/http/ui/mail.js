@@ -562,10 +562,10 @@ function makeRail(mail) {
     const left = [...mail.uncounted.values()].filter((item) => !item.is_read).length;
     if (everything) set(everything, mail.emptied(null) ? 0 : unread < UNREAD ? Math.max(0, unread - left) : unread);
     // Of a tag, nothing where there are more than were looked at: how many is not known.
-    const some = unread > NEWEST;
+    const looked = unread > NEWEST ? [] : newest;
     for (const link of folders.querySelectorAll("[data-key^='tag:']")) {
       const tag = link.dataset.key.slice(4).toLowerCase();
-      set(link.querySelector(".badge"), some ? 0 : newest.filter(({ id, tags }) => !mail.uncounted.has(id) && tags?.some((one) => one.toLowerCase() === tag)).length);
+      set(link.querySelector(".badge"), looked.filter(({ id, tags }) => !mail.uncounted.has(id) && tags?.some((one) => one.toLowerCase() === tag)).length);
     }
   }
   // What is seen to have changed, before the next look at the list: of as many rows as a page has.
@@ -881,7 +881,7 @@ class List {
         return;
       }
       // Rows of the search before would be no answer to this one.
-      this.wrong = error.message.replace(/(^|: )q: /, "$1");
+      this.wrong = error.message.replace(/(^|: )q: /, "$1").replace(/^\w+ /, (word) => word[0].toUpperCase() + word.slice(1));
       this.rows.start([], false);
       this.state();
     }
