@@ -132,6 +132,18 @@ def test_an_answer_that_is_not_sent_is_kept_until_it_is(own: RelayProcess, brows
         expect(page.locator("#toast")).to_contain_text("Queued")
         page.locator("#message-reply").click()
         expect(text).to_have_value("\n\n> one\n> ")
+        # Whoever signs in next finds nothing of it.
+        text.fill("For nobody else")
+        answer.get_by_role("button", name="Cancel").click()
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("link", name="Sign in")).to_be_visible()
+        page.goto(f"{own.run['http']}/#/signin")
+        page.get_by_label("Token").fill(own.run["admin_token"])
+        page.get_by_role("main").get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+        visit.to("mail/drafts@customer.example")
+        reply("The first")
+        expect(text).to_have_value("\n\n> one\n> ")
         assert visit.errors == []
 
 

@@ -8,6 +8,7 @@
 
 import { addressed, ask, every, get, page as list, Refused, send, session } from "./calls.js";
 import { feed, LOOK, look, titled } from "./badge.js";
+import { drafts } from "./dialogs.js";
 import { button, h, say } from "./dom.js";
 import { keysTo } from "./hotkeys.js";
 import { palette } from "./palette.js";
@@ -107,6 +108,7 @@ function showWho() {
 
 function become(who) {
   if (who === null && page.who !== null) page.said ||= t("You are signed out. Sign in to go on.");
+  if (who === null) drafts.clear();
   page.who = who;
   showWho();
   page.view = null;

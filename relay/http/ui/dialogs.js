@@ -62,7 +62,7 @@ const asks = (title, ...children) => opened("dialog.asks", { ariaLabel: title },
 // by `going.tell(text)`; then the button stops it, or Escape, which it sees by `going.over()`.  What
 // cannot be taken back is `grave`.  What was typed of a `draft` is there when that is asked again, until
 // it has ended well.
-const drafts = new Map(); // fields, by what they are of
+export const drafts = new Map(); // fields, by what they are of; gone with who typed them
 export function asking({ title, says, fields = [], does, act, draft, grave = false, keep = t("Cancel") }) {
   fields = drafts.get(draft) ?? fields;
   if (draft) drafts.set(draft, fields);
