@@ -209,10 +209,14 @@ def refused(other: RelayProcess, api: Any) -> None:
     host, port = other.smtp
     with closing(socket.create_server(("127.0.0.1", 0))) as nobody:
         down = nobody.getsockname()[1]
-    for name, upstream in (("away", f"{host}:{port}"), ("waits", f"127.0.0.1:{down}")):
+    # Who was refused for there being nobody is sent nothing again.
+    for name, upstream, first in (
+        ("away", f"{host}:{port}", 0),
+        ("waits", f"127.0.0.1:{down}", 5),
+    ):
         sender = {"address": f"{name}@relay.localhost", "upstream": f"smtp://{upstream}"}
         api.post("/api/v1/senders", json=sender).raise_for_status()
-        for number in range(5):
+        for number in range(first, first + 5):
             letter = {
                 "from": f"{name}@relay.localhost",
                 "to": [f"reader{number}@customers-of-the-shop.example"],
