@@ -83,6 +83,8 @@ CLEANUP_TIMEOUT = 2.0
 
 _BUSY_FOR = 0.005  # s; a COPY whose socket is always ready gives others a turn this often
 
+_ABANDONED = "the connection was closed while it was waited for"
+
 _ACTIVE = pq.TransactionStatus.ACTIVE
 _IDLE = pq.TransactionStatus.IDLE
 _OK = pq.ConnStatus.OK
@@ -256,6 +258,8 @@ class Connection(psycopg.AsyncConnection[Any]):
     """Seconds that one answer of the server may take; None: its callers have deadlines."""
     unreplicated = False
     """Whether what was read since the last statement began says that a commit is in doubt."""
+    abandoned = False
+    """Whether `abandon` has freed what libpq had of it."""
 
     def __init__(self, pgconn: pq.abc.PGconn, row_factory: Any = psycopg.rows.tuple_row) -> None:
         super().__init__(pgconn, row_factory)
@@ -430,6 +434,8 @@ class Connection(psycopg.AsyncConnection[Any]):
                         await checkpoint()
                         self._turn_began = monotonic()
                     ready = ready_now(fileno, wanted) or await _wait_for(fileno, wanted)
+                if self.abandoned:  # after the wait had ended, before this task had its turn
+                    raise e.OperationalError(_ABANDONED)
                 wanted = gen.send(ready)
         except StopIteration as done:
             if self.unreplicated:
@@ -471,13 +477,17 @@ class Connection(psycopg.AsyncConnection[Any]):
         """
         if self.pgconn.status != _OK or self.pgconn.transaction_status != _ACTIVE:
             return
+        backend = self.pgconn.backend_pid
         deadline = trio.current_time() + self.cleanup_timeout
         with trio.CancelScope(shield=True, deadline=deadline) as scope:
             try:
                 await self.cancel_safe()
                 fileno = self.pgconn.socket
                 while True:
-                    wanted = gen.send(await _wait_for(fileno, wanted))
+                    ready = await _wait_for(fileno, wanted)
+                    if self.abandoned:
+                        break
+                    wanted = gen.send(ready)
             except StopIteration:
                 return
             except (e.Error, OSError):
@@ -485,7 +495,7 @@ class Connection(psycopg.AsyncConnection[Any]):
                 # connection that is gone says so by its status.
                 pass
         if scope.cancelled_caught or self.pgconn.status != _OK:
-            log.warning("db.query_not_cancelled", backend=self.pgconn.backend_pid)
+            log.warning("db.query_not_cancelled", backend=backend)
             self.abandon()
 
     async def execute(
@@ -599,7 +609,11 @@ class Connection(psycopg.AsyncConnection[Any]):
                 yield block
 
     def abandon(self) -> None:
-        """Close at once, without a word to the server; a task waiting on it gets an error."""
+        """Close at once, without a word to the server; a task waiting on it gets an error.
+
+        psycopg's generators keep a pointer to what is freed here: none may go on (`wait`).
+        """
+        self.abandoned = True
         if self.pgconn.status == _OK:
             notify_closing(self.pgconn.socket)
         self.pgconn.finish()

@@ -442,6 +442,39 @@ class TestLostConnections:
             with pytest.raises(psycopg.OperationalError):
                 await conn.execute("SELECT pg_sleep(60)")
 
+    @pytest.mark.parametrize("cancelled", [False, True])
+    async def test_closing_between_an_answer_and_its_readers_turn(self, conn, cancelled):
+        """The same when the answer has just come: psycopg would go on with what libpq freed,
+        and the process would end."""
+        reader = trio.lowlevel.current_task()
+
+        class Closing(trio.abc.Instrument):
+            """Closes it when the task that waits is to run for an answer, and has not yet."""
+
+            scheduled = False
+
+            def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+                self.scheduled |= task is reader
+
+            def after_io_wait(self, timeout: float) -> None:
+                if self.scheduled and not conn.abandoned and conn.has_input():
+                    conn.abandon()
+                self.scheduled = False
+
+        closing = Closing()
+        trio.lowlevel.add_instrument(closing)
+        try:
+            with trio.move_on_after(CANCELLED_AFTER if cancelled else 60.0) as scope:
+                with pytest.raises((psycopg.OperationalError, trio.Cancelled)) as caught:
+                    await conn.execute("SELECT pg_sleep(60)" if cancelled else "SELECT 1")
+                if cancelled:
+                    raise caught.value
+                assert "closed while it was waited for" in str(caught.value)
+        finally:
+            trio.lowlevel.remove_instrument(closing)
+        assert conn.abandoned
+        assert scope.cancelled_caught == cancelled
+
 
 class TestConnecting:
     async def test_a_dead_first_host_is_passed_over(self, any_database_url):
