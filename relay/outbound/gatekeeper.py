@@ -353,7 +353,7 @@ class Gatekeeper:
 def _own_words(job: Job) -> tuple[str, ...]:
     """What a mail says that a reply to it may repeat."""
     message = job.message
-    mail_from = "" if job.mail is None else job.mail.sender
+    mail_from = "" if job.leaving is None else job.leaving.sender
     names = (message.recipient_name or "", message.sender_name or "")
     return (message.recipient, message.sender, mail_from, message.subject, *names)
 

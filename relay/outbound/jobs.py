@@ -53,6 +53,7 @@ class Job:
         "gates",
         "key",
         "leased_until",
+        "leaving",
         "lost",
         "mail",
         "message",
@@ -72,7 +73,10 @@ class Job:
         self.lost = False
         """Whether the lease is somebody else's now."""
         self.mail: Mail | None = None
-        """The mail that goes out, once it is composed."""
+        """The message, once it is composed and signed."""
+        self.leaving: Mail | None = None
+        """The mail that goes out, with what it is known by when it comes back, once it was first
+        tried or announced."""
         self.ended: Signal | None = None
         """The signal of a large job's end, for which somebody waits."""
         self.gates: tuple[Gate, ...] = ()

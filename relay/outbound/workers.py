@@ -581,7 +581,7 @@ class Workers:
         following = job.following
         if (
             following is None
-            or following.mail is None
+            or following.leaving is None
             or outcome.verdict is not Verdict.DELIVERED
             or job.withdrawn
             or (following.priority and now < self._right_of_way.until)
@@ -594,7 +594,7 @@ class Workers:
         )  # fmt: skip
         job.following = job.connection = None
         hand.job, hand.first = following, ()
-        return self._begin(place, following, following.mail, connection, announce, now)
+        return self._begin(place, following, following.leaving, connection, announce, now)
 
     def _announce(self, place: Place[Job, Way], hand: _Hand, now: float) -> Mail | None:
         """Take the job that comes next on a connection, if that can be promised by now."""
@@ -604,17 +604,18 @@ class Workers:
         if following is None:
             return None
         try:
-            following.mail = self._leaving(following)
+            leaving = self._leaving(following)
         except Exception as error:  # its own fault, and not that of the one before it
             self._crashed(following, error)
-        if following.mail is None:
+            leaving = None
+        if leaving is None:
             self._dispatch.counts_for(place, job)
             return None
         if not self._custody.ready(following, now):
             self._dispatch.put_back(place, following, job)
             return None
         job.following = following
-        return following.mail
+        return leaving
 
     async def _open(
         self, line: Line[Job, Way], connections: Connections, job: Job, began_at: float
@@ -635,13 +636,15 @@ class Workers:
 
     def _leaving(self, job: Job) -> Mail | None:
         """The mail of a job with what it is known by when it comes back; None as `_composed`."""
+        if job.leaving is not None:
+            return job.leaving
         mail = self._composed(job)
-        if mail is None or not mail.sender:
-            return mail
-        if self._report_field is not None:
-            mail = mail.behind(self._report_field(job.message.id))
-        if self._return_paths is not None:
-            mail = mail.returning(self._return_paths.path_of(job.message.id))
+        if mail is not None and mail.sender:
+            if self._report_field is not None:
+                mail = mail.behind(self._report_field(job.message.id))
+            if self._return_paths is not None:
+                mail = mail.returning(self._return_paths.path_of(job.message.id))
+        job.leaving = mail
         return mail
 
     def _composed(self, job: Job) -> Mail | None:

@@ -653,7 +653,8 @@ async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
 
 
 async def test_an_announced_message_survives_the_connection(pool):
-    """The peer hangs up after every message: what was announced goes over the next connection."""
+    """The peer hangs up after every message: what was announced goes over the next connection, as
+    it is: what it has in front of its fields is there once."""
 
     async def script(session: Session, verb: str, line: str) -> bytes | None:
         if verb == "dot":
@@ -663,13 +664,20 @@ async def test_an_announced_message_survives_the_connection(pool):
 
     async with (
         running_sink(script) as sink,
-        running_outbound(pool, sink.url, concurrency=2, retry_unit=0.05) as outbound,
+        running_outbound(
+            pool,
+            sink.url,
+            concurrency=2,
+            retry_unit=0.05,
+            report_field=lambda message_id: b"X-Id: %b\r\n" % str(message_id).encode(),
+        ) as outbound,
     ):
         many = await ids(pool, *(f"u{number}@example.net" for number in range(20)))
         outbound.wake()
         for one in many:
             await outbound.becomes(one, "sent")
     assert len(set(sink.recipients)) == len(sink.received) == 20
+    assert [received.data.count(b"X-Id: ") for received in sink.received] == [1] * 20
 
 
 @pytest.mark.parametrize("place", ["composing", "delivering"])
