@@ -24,6 +24,7 @@ from relay.outbound.claimed import Claimed
 from relay.outbound.senders import DIRECT, LOOP, Upstream
 from relay.outbound.sources import Source, Sources
 from relay.smtp.auth import Credentials
+from relay.smtp.client import Mail
 from relay.smtp.connection import Connection, Deadlines, Route, TlsMode
 
 IDLE = 15.0
@@ -166,17 +167,27 @@ class Connections:
         """Mails after which a connection is replaced."""
         return MOST_MAILS
 
-    def take(self) -> Connection | None:
-        """Lend the connection that was used last, if one is fit for another mail."""
-        while self._idle:
-            _, connection = self._idle.pop()
-            if connection.reusable(IDLE):
-                return connection
-            connection.abort()
-        return None
+    def suits(self, connection: Connection, mail: Mail) -> bool:
+        """Whether a mail is tried on a connection: always, where there is one server only."""
+        return True
 
-    async def open(self, domain: str = "") -> Connection:
-        """Open a new one, for mail to a domain.  Raises `OpenFailed`."""
+    def take(self, mail: Mail) -> Connection | None:
+        """Lend the connection that was used last, if one is fit for this mail."""
+        passed = []
+        found = None
+        while self._idle and found is None:
+            idle = self._idle.pop()
+            if not idle[1].reusable(IDLE):
+                idle[1].abort()
+            elif self.suits(idle[1], mail):
+                found = idle[1]
+            else:
+                passed.append(idle)
+        self._idle.extend(reversed(passed))
+        return found
+
+    async def open(self, domain: str, mail: Mail) -> Connection:
+        """Open a new one, for a mail to a domain.  Raises `OpenFailed`."""
         return await Connection.open(self.route, self.deadlines, context=self._context)
 
     def give_back(self, connection: Connection) -> None:

@@ -40,7 +40,7 @@ from relay.outbound.dkim import Unloadable
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.jobs import Job
 from relay.outbound.loopback import Loopback
-from relay.outbound.mx.connections import SiteConnections
+from relay.outbound.mx.connections import SiteConnections, Unsuited
 from relay.outbound.mx.direct import FIRST_WIDTH, OWN, Direct
 from relay.outbound.mx.exchangers import Unreachable
 from relay.outbound.mx.lookups import Lookups
@@ -481,13 +481,16 @@ class Workers:
                 return self._next(place)
             began_at = trio.current_time()
         connection = hand.connection
+        if connection is not None and not connections.suits(connection, mail):
+            connections.give_back(connection)
+            connection = None
         if connection is None or connection.closed:
-            connection = hand.connection = connections.take()
+            connection = hand.connection = connections.take(mail)
             if connection is None:
                 job.began_at = began_at
                 self._begun[place] = job
                 try:
-                    connection = await self._open(line, connections, job, began_at)
+                    connection = await self._open(line, connections, job, mail, began_at)
                 finally:
                     del self._begun[place]
                 hand.connection = connection
@@ -582,6 +585,8 @@ class Workers:
         if (
             following is None
             or following.leaving is None
+            or place.line.way is None
+            or not place.line.way.suits(connection, following.leaving)
             or outcome.verdict is not Verdict.DELIVERED
             or job.withdrawn
             or (following.priority and now < self._right_of_way.until)
@@ -618,14 +623,18 @@ class Workers:
         return leaving
 
     async def _open(
-        self, line: Line[Job, Way], connections: Connections, job: Job, began_at: float
+        self, line: Line[Job, Way], connections: Connections, job: Job, mail: Mail, began_at: float
     ) -> Connection | None:
         """Open a connection for a job, or settle the job."""
         try:
             with trio.move_on_at(self._custody.deliver_by(job)):
-                connection = await connections.open(job.domain)
+                connection = await connections.open(job.domain, mail)
                 _OPENED.inc()
                 return connection
+        except Unsuited as error:
+            # The mail's trouble: others' mail takes this way, and nothing is learnt about it.
+            self._settle(job, error.outcome, began_at, peer=error.peer)
+            return None
         except OpenFailed as error:
             self._settle(job, error.outcome, began_at, (), line, peer=error.peer)
             return None

@@ -36,7 +36,7 @@ import base64
 import binascii
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -301,6 +301,40 @@ def with_crlf(data: bytes) -> bytes:
     if not pairs == data.count(b"\r") == data.count(b"\n"):
         data = _BARE.sub(b"\r\n", data)
     return data if not data or data.endswith(b"\r\n") else data + b"\r\n"
+
+
+# --- what is taken -------------------------------------------------------------------------
+
+
+class Offer(NamedTuple):
+    """What a peer has said that it takes, and whether it has shown who it is."""
+
+    features: Mapping[str, str]
+    """What EHLO offered last, by keyword in capitals."""
+    most: int | None
+    """Bytes of a message, where it says that."""
+    verified: bool
+    """Whether it has shown who it is in TLS, as its driver found."""
+
+    def lacking(self, mail: Mail) -> Outcome | None:
+        """Return the outcome of a mail that this peer cannot take; None: it can be asked to."""
+        if mail.require_tls and not (self.verified and "REQUIRETLS" in self.features):
+            text = "the message may go by verified TLS and to servers with REQUIRETLS alone"
+            enhanced = "5.7.30" if self.verified else "5.7.10"  # RFC 8689, 4.2.1
+        elif mail.smtputf8 and "SMTPUTF8" not in self.features:
+            text = "the mail needs SMTPUTF8, which the peer does not offer"
+            enhanced = "5.6.7"  # RFC 6531, 3.5
+        elif mail.eight_bit and "8BITMIME" not in self.features:
+            text = "the message has 8-bit bytes, and the peer does not offer 8BITMIME"
+            enhanced = "5.6.3"  # RFC 6152, 3
+        elif (most := self.most) is not None and most < mail.size:
+            # In groups of digits: seven in a row would be redacted, as a telephone number.
+            text = f"the message has {mail.size:,} bytes, the peer takes at most {most:,}"
+            enhanced = "5.3.4"  # RFC 1870, 6.1
+        else:
+            return None
+        refused = LAW[Phase.MAIL][Seen.PERMANENT]
+        return _outcome(refused, Phase.MAIL, text)._replace(enhanced=enhanced)
 
 
 # --- the interpreter -----------------------------------------------------------------------
@@ -581,7 +615,7 @@ class SmtpClient:
             self._settle(_outcome(_route, Phase.MAIL, text, stale=True))
             self._finish()
             return
-        refusal = self._refusal(mail)
+        refusal = self.offer.lacking(mail)
         if refusal is not None:
             self._settle(refusal)
             self._finish()
@@ -600,22 +634,10 @@ class SmtpClient:
                 self._queue.append((Phase.RSET, 0, _RSET))
         self._write_group(current, now)
 
-    def _refusal(self, mail: Mail) -> Outcome | None:
-        """Return the outcome of a mail that this peer cannot take, without asking it."""
-        if mail.require_tls and not (self.verified and "REQUIRETLS" in self.features):
-            text = "the message may go by verified TLS and to servers with REQUIRETLS alone"
-            refused = LAW[Phase.MAIL][Seen.PERMANENT]
-            return _outcome(refused, Phase.MAIL, text)._replace(enhanced="5.7.30")
-        if mail.smtputf8 and "SMTPUTF8" not in self.features:
-            text = "the mail needs SMTPUTF8, which the peer does not offer"
-        elif mail.eight_bit and "8BITMIME" not in self.features:
-            text = "the message has 8-bit bytes, and the peer does not offer 8BITMIME"
-        elif (most := self._most) is not None and most < mail.size:
-            # In groups of digits: seven in a row would be redacted, as a telephone number.
-            text = f"the message has {mail.size:,} bytes, the peer takes at most {most:,}"
-        else:
-            return None
-        return _outcome(LAW[Phase.MAIL][Seen.PERMANENT], Phase.MAIL, text)
+    @property
+    def offer(self) -> Offer:
+        """What the peer takes."""
+        return Offer(self.features, self._most, self.verified)
 
     def _write_group(self, transaction: _Transaction, now: float) -> int:
         """Write MAIL, RCPT and DATA (or queue what must wait); return how many bytes."""
@@ -830,7 +852,7 @@ class SmtpClient:
                 return
             if not isinstance(following, Mail):
                 following = following(now)
-            if following is not None and self._refusal(following) is None:
+            if following is not None and self.offer.lacking(following) is None:
                 self._ahead = _Transaction(following)
                 self._tail = self._write_group(self._ahead, now)
 

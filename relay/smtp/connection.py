@@ -42,7 +42,17 @@ from relay.ip import is_loopback
 from relay.log import get_logger
 from relay.net import NoSuchSource, open_tcp_stream, peer_address
 from relay.smtp.auth import Credentials
-from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, SmtpClient, Step, Verdict
+from relay.smtp.client import (
+    Following,
+    Mail,
+    Offer,
+    Outcome,
+    Peer,
+    Phase,
+    SmtpClient,
+    Step,
+    Verdict,
+)
 from relay.smtp.racing import race
 from relay.smtp.replies import ReplyLimits
 from relay.smtp.streams import PlainStream, TlsStream
@@ -381,6 +391,11 @@ class Connection:
     def features(self) -> dict[str, str]:
         """What the peer offers, by EHLO keyword in capitals."""
         return self._core.features
+
+    @property
+    def offer(self) -> Offer:
+        """What the peer takes."""
+        return self._core.offer
 
     @property
     def outcomes(self) -> tuple[Outcome, ...] | None:

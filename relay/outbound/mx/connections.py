@@ -5,6 +5,10 @@ Promises
   whoever refuses, breaks off or is silent while a connection is opened (5xx at the greeting, too)
   is followed by the next, `MOST_TRIED` at most and within one delivery's deadline.
 - An exchanger that failed is tried after the others for `SHUN` seconds.
+- A mail goes to the first exchanger that takes it as it is.  One that lacks what a mail needs is
+  passed over for this mail, whatever its preference (RFC 8689, 4.2.1; a server behind it may have
+  what it lacks), and takes others'; what it offers is remembered for `OFFERED` seconds, so that
+  nobody is connected to only to hear it again.
 - Only the addresses that were looked up and checked are connected to, IPv6 and IPv4 raced.
 - TLS is what the site's policy says (`relay.outbound.mx.policy` has the table): opportunistic, it
   is used wherever it is offered, whatever the certificate, and only where STARTTLS is refused or
@@ -13,7 +17,22 @@ Promises
 - Where a receiver is given so many connections, idle ones of its other sites count: before a new
   one is opened that would be too many, the one that has been idle for longest is closed.
 
-Fails with `OpenFailed`, which has the outcome of the last exchanger that was tried: deferred.
+What a mail needs is one law for REQUIRETLS (in verified TLS), SMTPUTF8, 8BITMIME and SIZE
+(`relay.smtp.client.Offer`), and so is what follows for a mail that no exchanger has taken:
+
+| the domain's exchangers                              | then                                      |
+|------------------------------------------------------|-------------------------------------------|
+| all have answered, and each lacks something of it    | fails, with the code of the first         |
+| some lack something, others could not be connected   | is deferred, with the same code of class  |
+| to or secured                                        | 4, and says who could not be asked        |
+| some lack something; the addresses or TLSA records   | likewise                                  |
+| of others are not known for now (SERVFAIL)           |                                           |
+| it must go by verified TLS; whether the domain has a | likewise                                  |
+| policy to verify by is not known for now             |                                           |
+| none could be connected to or secured                | is deferred, as all mail                  |
+
+Fails with `OpenFailed`, which has the outcome of the last exchanger that was tried: deferred; and
+with `Unsuited`, whose outcome is the mail's alone.
 """
 
 from __future__ import annotations
@@ -21,7 +40,7 @@ from __future__ import annotations
 import math
 import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -36,7 +55,7 @@ from relay.outbound.mx.sites import Site
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.outbound.routes import MOST_MAILS, Connections, leaving_by
 from relay.outbound.sources import Source
-from relay.smtp.client import Peer, Phase
+from relay.smtp.client import Mail, Offer, Outcome, Peer, Phase, Verdict
 from relay.smtp.connection import (
     Connection,
     Deadlines,
@@ -58,10 +77,20 @@ SHUN = 60.0
 UNSECURED = "4.7.5"
 """The enhanced status code where TLS is not as a policy asks (RFC 3463, 3.8)."""
 
+OFFERED = 60.0
+"""Seconds for which it is believed that an exchanger still lacks what it did not offer."""
+
 CONNECT = 15.0
 """Seconds to connect to one exchanger, all its addresses together: there may be another."""
 
 _MANY = 64  # sites of which it is looked who has idle connections still
+
+
+class Unsuited(OpenFailed):
+    """No exchanger takes a mail as it is; the way is not in trouble.
+
+    The outcome is `FAILED`, or `DEFERRED` where one that may take it could not be asked.
+    """
 
 
 class Shared:
@@ -113,6 +142,14 @@ class _Session(NamedTuple):
     domains: set[str]
 
 
+class _Heard(NamedTuple):
+    """What an exchanger has offered."""
+
+    offer: Offer
+    peer: Peer
+    at: float
+
+
 class SiteConnections(Connections):
     """The open connections to one site."""
 
@@ -127,11 +164,15 @@ class SiteConnections(Connections):
         reporting: Reporting | None = None,
         shared: Shared | None = None,
         source: Source | None = None,
+        last_site: Callable[[str], Site | None] = lambda _domain: None,
     ) -> None:
         """`port` of every exchanger; `local_name`: what they are greeted with; `deadlines` of each
         delivery; `context`: from `opportunistic_tls`, None makes one; `reporting`: None for none;
-        `shared` with other sites of the receiver; `source`: from where, and by what name.
+        `shared` with other sites of the receiver; `source`: from where, and by what name;
+        `last_site`: what was found for a domain last, None: it is not known any more.
         """
+        self._last_site = last_site
+        self._heard: dict[str, _Heard] = {}  # of exchangers that lacked something, by name
         self._reporting = reporting
         self._sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
         route = Route(site.exchangers[0].name, port, local_name=local_name)
@@ -171,28 +212,65 @@ class SiteConnections(Connections):
             published = self._reporting.published(domain, host)
             self._reporting.results.count(TlsResult(domain, published, fault, host, address))
 
-    async def open(self, domain: str = "") -> Connection:
-        """Open a connection to the first exchanger that can be spoken to.  Raises `OpenFailed`."""
-        if self._shared is not None:
-            await self._shared.make_room()
+    def suits(self, connection: Connection, mail: Mail) -> bool:
+        """Whether the exchanger at the other end takes a mail as it is."""
+        return connection.offer.lacking(mail) is None
+
+    async def open(self, domain: str, mail: Mail) -> Connection:
+        """Open a connection to the first exchanger that can be spoken to and takes this mail.
+
+        Raises `OpenFailed`.
+        """
         began = trio.current_time()
         self._failed = {name: at for name, at in self._failed.items() if began < at + SHUN}
-        order = in_order(self.site.exchangers, self._failed, self._rng)[:MOST_TRIED]
+        self._heard = {
+            name: heard for name, heard in self._heard.items() if began < heard.at + OFFERED
+        }
         ends = began + self.deadlines.total
-        failure: OpenFailed | None = None
-        for exchanger in order:
-            if failure is not None and trio.current_time() >= ends:
+        failed: list[tuple[Exchanger, OpenFailed]] = []
+        lacking: list[tuple[Exchanger, Outcome, _Heard]] = []
+        for exchanger in in_order(self.site.exchangers, self._failed, self._rng):
+            heard = self._heard.get(exchanger.name)
+            if heard is not None and (lack := heard.offer.lacking(mail)) is not None:
+                lacking.append((exchanger, lack, heard))
+                continue
+            if failed and (len(failed) == MOST_TRIED or trio.current_time() >= ends):
                 break
+            if self._shared is not None:
+                await self._shared.make_room()
             try:
                 connection = await self._open(exchanger, ends, domain)
             except OpenFailed as error:
-                failure = error
+                failed.append((exchanger, error))
                 self._failed[exchanger.name] = trio.current_time()
-            else:
-                self._failed.pop(exchanger.name, None)
+                continue
+            self._failed.pop(exchanger.name, None)
+            heard = _Heard(connection.offer, connection.peer, trio.current_time())
+            if (lack := heard.offer.lacking(mail)) is None:
                 return connection
-        assert failure is not None  # a site has an exchanger
-        raise failure
+            self._heard[exchanger.name] = heard
+            lacking.append((exchanger, lack, heard))
+            self.give_back(connection)
+        if not lacking:
+            raise failed[-1][1]  # a site has an exchanger
+        if failed:
+            why = f"{failed[0][0].name} cannot be asked: {failed[0][1].outcome.text}"
+        else:
+            unproved = [one for one, _, heard in lacking if not heard.offer.verified]
+            why = self._doubt(domain, unproved if mail.require_tls else [])
+        _, lack, heard = lacking[0]
+        raise Unsuited(_of_the_mail(lack, why), heard.peer)
+
+    def _doubt(self, domain: str, unproved: Sequence[Exchanger]) -> str:
+        """Why a mail may be taken at another time that no exchanger takes; empty: it will not.
+
+        `unproved`: those that have lacked verified TLS.
+        """
+        site = self._last_site(domain)
+        if site is None:
+            return "the domain's exchangers are not known any more"
+        unknown = (site.policy(one).unknown for one in unproved)
+        return site.missing or next(filter(None, unknown), "")
 
     async def _open(self, exchanger: Exchanger, ends: float, domain: str) -> Connection:
         """Open a connection to one exchanger, as its policy says."""
@@ -259,6 +337,14 @@ class SiteConnections(Connections):
             route, tls=TlsMode.STARTTLS, accepts=accepts, server_name=policy.server_name
         )
         return await Connection.open(route, self.deadlines, context=context, deadline=ends)
+
+
+def _of_the_mail(lack: Outcome, why: str) -> Outcome:
+    """What becomes of a mail that no exchanger takes; `why` it may be taken at another time."""
+    if not why:
+        return lack
+    enhanced = lack.enhanced and "4" + lack.enhanced[1:]
+    return lack._replace(verdict=Verdict.DEFERRED, enhanced=enhanced, text=f"{lack.text}; {why}")
 
 
 def _address(peer: Peer) -> str:

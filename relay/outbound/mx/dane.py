@@ -191,10 +191,10 @@ class DanePolicies:
             _LOOKUPS.labels("failed").inc()
             log.info("outbound.dane_unknown", host=host, reason=why)
             self._count(TlsResult(domain, Published("tlsa"), "dnssec-invalid", host))
-            found[host] = TlsPolicy(Security.REFUSED, why=NAME)
+            text = f"the TLSA records of {host} are not known: {why}"
+            found[host] = TlsPolicy(Security.REFUSED, why=NAME, unknown=text)
         if len(unknown) == len(exchangers):
-            host, why = next(iter(unknown.items()))
-            raise PolicyUnavailable(f"the TLSA records of {host} are not known: {why}")
+            raise PolicyUnavailable(found[next(iter(unknown))].unknown)
         return found
 
     async def _look(

@@ -98,6 +98,7 @@ class Direct:
             self._reporting,
             self.shared(receiver),
             source,
+            self._last_site,
         )
 
     def shared(self, receiver: Hashable) -> Shared:
@@ -113,6 +114,9 @@ class Direct:
         if not isinstance(key, SiteKey):
             return gate
         return self._most if gate is None else min(self._most, gate)
+
+    def _last_site(self, domain: str) -> Site | None:
+        return self.sites.last(domain) or self.sites_of_reports.last(domain)
 
     def _mails_for(self, receiver: Hashable) -> int:
         mails = self._given(receiver, trio.current_time())[1]

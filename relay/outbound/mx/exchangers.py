@@ -150,7 +150,7 @@ def usable(
         for family in FAMILIES:
             answer = answers[Question(one.name, family)]
             if answer.status is Status.FAILED:
-                failure = failure or f"{one.name} has no {family} for now: {answer.detail}"
+                failure = failure or _for_now(one, family, answer)
             allowed = [each for each in answer.records if private or is_public(each)]
             hidden = hidden or len(allowed) < len(answer.records)
             families.append(allowed)
@@ -167,6 +167,28 @@ def usable(
     if implicit:
         return Unreachable(True, "5.1.2", "the domain has neither MX nor address")
     return Unreachable(True, "5.4.4", "none of the domain's exchangers has an address")
+
+
+def unanswered(
+    named: Collection[Exchanger],
+    found: Collection[Exchanger],
+    answers: Mapping[Question, Answer],
+) -> str:
+    """Why one of the named exchangers is not among those that were found, where that may change:
+    the DNS does not say its addresses; empty: there is none."""
+    usable_names = {one.name for one in found}
+    for one in named:
+        if one.name in usable_names:
+            continue
+        for family in FAMILIES:
+            answer = answers[Question(one.name, family)]
+            if answer.status is Status.FAILED:
+                return _for_now(one, family, answer)
+    return ""
+
+
+def _for_now(one: Exchanger, family: RecordType, answer: Answer) -> str:
+    return f"{one.name} has no {family} for now: {answer.detail}"
 
 
 def interleaved(*families: Iterable[str]) -> tuple[str, ...]:

@@ -110,6 +110,8 @@ class TlsPolicy:
     server_name: str | None = None
     """The name in SNI, where it is not the exchanger's."""
     published: Published = field(default=NO_POLICY, compare=False)
+    unknown: str = field(default="", compare=False)
+    """Why it is not known for now whether more is asked for, where that is so."""
 
     def __post_init__(self) -> None:
         """Refuse what nothing could be verified by."""

@@ -27,6 +27,7 @@ from relay.outbound.mx.exchangers import (
     candidates,
     name_of,
     questions,
+    unanswered,
     usable,
 )
 from relay.outbound.mx.policy import (
@@ -69,6 +70,8 @@ class Site(NamedTuple):
     key: SiteKey
     exchangers: tuple[Exchanger, ...]
     policies: Mapping[str, TlsPolicy]
+    missing: str = ""
+    """Why an exchanger of the domain is not among these that may be at another time."""
 
     def policy(self, exchanger: Exchanger) -> TlsPolicy:
         """How an exchanger is spoken to."""
@@ -76,14 +79,16 @@ class Site(NamedTuple):
 
 
 def site_of(
-    exchangers: tuple[Exchanger, ...], policies: Mapping[str, TlsPolicy]
+    exchangers: tuple[Exchanger, ...], policies: Mapping[str, TlsPolicy], missing: str = ""
 ) -> Site | Unreachable:
-    """The site of these exchangers, without those that a policy refuses."""
-    allowed = tuple(
-        one
-        for one in exchangers
-        if policies.get(one.name, _OPPORTUNISTIC).security is not Security.REFUSED
-    )
+    """The site of these exchangers, without those that a policy refuses; `missing` as in `Site`."""
+    allowed = []
+    for one in exchangers:
+        policy = policies.get(one.name, _OPPORTUNISTIC)
+        if policy.security is not Security.REFUSED:
+            allowed.append(one)
+        else:
+            missing = missing or policy.unknown
     if not allowed:
         why = next((policy.why for policy in policies.values() if policy.why), "its policy")
         return Unreachable(False, "4.7.5", f"{why} allows none of the domain's exchangers")
@@ -96,7 +101,7 @@ def site_of(
         identity,
         () if all(policy == _OPPORTUNISTIC for policy in each) else each,
     )
-    return Site(key, allowed, policies)
+    return Site(key, tuple(allowed), policies, missing)
 
 
 class _Known(NamedTuple):
@@ -127,10 +132,15 @@ class Sites:
         known = self._known.get(domain)
         return None if known is None or known.until <= now else known.found
 
+    def last(self, domain: str) -> Site | None:
+        """The site that was found for a domain last, however long ago; None: none is known."""
+        known = self._known.get(domain)
+        return known.found if known and isinstance(known.found, Site) else None
+
     def published(self, domain: str, host: str) -> Published:
         """What a domain had published about an exchanger when it was looked up last."""
-        known = self._known.get(domain)
-        policies = known.found.policies if known and isinstance(known.found, Site) else {}
+        site = self.last(domain)
+        policies: Mapping[str, TlsPolicy] = {} if site is None else site.policies
         return policies.get(host, _OPPORTUNISTIC).published
 
     async def look_up(self, domain: str) -> Site | Unreachable:
@@ -174,4 +184,4 @@ class Sites:
             policies = await self._policy.policy_for(name, exchangers)
         except PolicyUnavailable as error:
             return Unreachable(False, "4.7.5", str(error))
-        return site_of(exchangers, policies)
+        return site_of(exchangers, policies, unanswered(named, exchangers, answers))

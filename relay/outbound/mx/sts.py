@@ -32,6 +32,9 @@ by what it says and by the policy that is kept:
 |                   | refused is reported                      |                                   |
 | none              | opportunistic                            | opportunistic                     |
 
+Where a domain has no policy only because nothing could be asked or fetched, that is said of its
+exchangers (`TlsPolicy.unknown`): for mail that may go by verified TLS alone it is no final answer.
+
 Promises
 - A policy is its domain's alone.  Others at the same exchangers wait for nothing that is done here,
   and share no connection with it unless they ask for the same (`relay.outbound.mx.sites`).
@@ -61,7 +64,7 @@ from prometheus_client import Counter
 from relay.checks import sts
 from relay.checks.sts import Mode, StsPolicy
 from relay.checks.tags import Unusable
-from relay.dns.questions import Question
+from relay.dns.questions import Question, Status
 from relay.errors import DatabaseUnavailable, TemporaryFailure
 from relay.log import get_logger
 from relay.metrics import registry
@@ -184,7 +187,9 @@ class StsPolicies:
         self, domain: str, exchangers: Sequence[Exchanger]
     ) -> Mapping[str, TlsPolicy]:
         """How each exchanger is spoken to for a domain (A-labels).  Raises `PolicyUnavailable`."""
-        policy = await self.find(domain)
+        policy, unknown = await self._look(domain)
+        if policy is None and unknown:
+            return dict.fromkeys((one.name for one in exchangers), TlsPolicy(unknown=unknown))
         if policy is None or policy.mode is Mode.NONE:
             return {}
         enforced = policy.mode is Mode.ENFORCE
@@ -214,9 +219,13 @@ class StsPolicies:
 
         Raises `PolicyUnavailable`.
         """
+        return (await self._look(domain))[0]
+
+    async def _look(self, domain: str) -> tuple[StsPolicy | None, str]:
+        """The policy of a domain that holds; else why it is not known whether it has one."""
         async with self._turn(domain):
             known = await self._read(domain, since=trio.current_time() - REREAD)
-            policy_id = await self._published(domain)
+            policy_id, unknown = await self._published(domain)
             now = trio.current_time()
             if policy_id is not None and known.is_due(policy_id, now):
                 # Another node may have been here.
@@ -224,8 +233,10 @@ class StsPolicies:
                 if known.is_due(policy_id, trio.current_time()):
                     fetched = await self._fetch(domain, policy_id, known)
                     if fetched is not None:
-                        return fetched  # for this once, even if it expires at once
-            return known.policy(trio.current_time())
+                        return fetched, ""  # for this once, even if it expires at once
+            if policy_id is not None:
+                unknown = "its policy of MTA-STS cannot be fetched"
+            return known.policy(trio.current_time()), unknown
 
     def _count(self, result: TlsResult) -> None:
         if self._results is not None:
@@ -265,13 +276,16 @@ class StsPolicies:
         self._known.move_to_end(domain)
         return known
 
-    async def _published(self, domain: str) -> str | None:
-        """The id in the domain's record; None: it has none that can be used, or nobody says."""
+    async def _published(self, domain: str) -> tuple[str | None, str]:
+        """The id in the domain's record; None: it has none that can be used, or why nobody says."""
+        why = "no answer in time"
         with trio.move_on_after(RECORD):
             answer = await self._resolver().ask(Question(f"_mta-sts.{domain}", "TXT"))
-            found = sts.records(answer.records)
-            return sts.id_of(found[0]) if len(found) == 1 else None
-        return None
+            if answer.status is not Status.FAILED:
+                found = sts.records(answer.records)
+                return (sts.id_of(found[0]) if len(found) == 1 else None), ""
+            why = answer.detail
+        return None, f"its record of MTA-STS cannot be asked for: {why}"
 
     async def _fetch(self, domain: str, policy_id: str, known: _Known) -> StsPolicy | None:
         """The policy that the domain's server has now, which is kept; None: none can be had."""

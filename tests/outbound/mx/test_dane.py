@@ -149,6 +149,7 @@ async def test_what_fails_is_avoided_or_waited_for():
         server.failing.add(first)
         policies = await asking(server).policy_for("shop.example", exchangers)
         assert policies["mx.example"].security is Security.REFUSED
+        assert "SERVFAIL" in policies["mx.example"].unknown
         assert policies["two.example"].security is Security.VERIFIED
         with pytest.raises(PolicyUnavailable, match=r"TLSA records of mx\.example .* SERVFAIL"):
             await asking(server).policy_for("shop.example", exchangers[:1])

@@ -19,7 +19,7 @@ from relay.dns.resolver import Resolver
 from relay.metrics import registry
 from relay.outbound.mx import policy as seam
 from relay.outbound.mx.exchangers import Exchanger
-from relay.outbound.mx.policy import PolicyUnavailable
+from relay.outbound.mx.policy import PolicyUnavailable, TlsPolicy
 from relay.outbound.mx.sts import RETRY, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
@@ -204,7 +204,11 @@ async def test_a_fetch_that_fails_is_counted_for_reports(
     """By what was wrong (RFC 8460, 4.3.2.2)."""
     results = TlsResults()
     async with published(pool, authority, tmp_path, {D: answer}) as there:
-        assert await there.node(trusts=trusts, results=results).find(D) is None
+        node = there.node(trusts=trusts, results=results)
+        for _ in range(2):  # the second time nothing is fetched
+            policies = await node.policy_for(D, [Exchanger("mx2.example", 0)])
+            assert policies["mx2.example"].unknown == "its policy of MTA-STS cannot be fetched"
+            assert policies["mx2.example"] == TlsPolicy()
     assert results.take() == {TlsResult(D, seam.Published("sts"), fault): 1}
 
 
@@ -243,6 +247,10 @@ async def test_a_record_that_vanishes_ends_no_policy(
         virtual.jump(700)
         assert await node.find(domain) is None
         assert there.server.asked == {}
+        # Whether there is one by now is known where the DNS says so, and only there.
+        policies = await node.policy_for(domain, [Exchanger("mx2.example", 0)])
+        fails = domain.startswith(("servfail.", "silent."))
+        assert bool(policies and policies["mx2.example"].unknown) is fails
 
 
 async def test_who_asks_at_once_has_one_fetch(pool, authority, tmp_path):
