@@ -82,6 +82,7 @@ bench: setup
 
 # A hundred seeds of a virtual hour, two at a time.
 simulate: $(RUNNABLE)
+	@$(COMPILE)
 	@$(BIN)/python -m simulation.many
 
 demo: $(RUNNABLE)
@@ -91,6 +92,7 @@ docs: setup
 	$(BIN)/python -m tests.docs
 
 soak: setup
+	@$(COMPILE)
 	$(PYTEST) -m soak --timeout=3600
 	$(BIN)/python -m simulation.many --seeds 500
 

@@ -62,7 +62,7 @@ _NOT_RECORDED = 540.0
 """Seconds for which nobody records, in these, what the last minute was like."""
 _PARSING = (0.0005, 0.02)
 """Seconds that a group of messages takes to be parsed, at least and at most."""
-_OFTEN_FOR = 2 * HOUR
+_OFTEN_FOR = HOUR / 2
 """Seconds; in a longer run sweeps are rare whatever the seed."""
 
 
