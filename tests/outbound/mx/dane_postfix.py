@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.bench import postfix
+from tests.outbound.mx.cases import OWN
 
 _MAIN = """
 compatibility_level = 3.6
@@ -34,9 +35,9 @@ setgid_group = uucp
 default_privs = nobody
 import_environment = MAIL_CONFIG LD_LIBRARY_PATH={libraries}
 inet_interfaces = 127.0.0.1
-inet_protocols = ipv4
+inet_protocols = {protocols}
 smtp_bind_address = 127.0.0.1
-myhostname = beside.example
+myhostname = {name}
 mydestination =
 mynetworks = 127.0.0.0/8
 transport_maps = texthash:{home}/config/transport
@@ -90,8 +91,11 @@ def available() -> bool:
 class DanePostfix:
     """It, until closed."""
 
-    def __init__(self, resolver: str, domains: Iterable[str], port: int) -> None:
-        """`resolver`: an address whose port 53 is asked; `port` of the domains' servers."""
+    def __init__(
+        self, resolver: str, domains: Iterable[str], port: int, *, ipv6: bool = False
+    ) -> None:
+        """`resolver`: an address whose port 53 is asked; `port` of the domains' servers; `ipv6`:
+        whether they may be reached by that, too."""
         tree = postfix._tree()
         assert tree is not None
         self.home = home = Path(tempfile.mkdtemp(prefix="relay-postfix-"))
@@ -113,6 +117,8 @@ class DanePostfix:
                 libraries=libraries,
                 commands=tree / "usr/sbin",
                 owner=owner.pw_name,
+                protocols="all" if ipv6 else "ipv4",
+                name=OWN,
             )
         )
         (home / "config/master.cf").write_text(_MASTER.format(port=self.port))
@@ -145,7 +151,8 @@ class DanePostfix:
         """Queue a mail to each."""
         with smtplib.SMTP("127.0.0.1", self.port, timeout=60) as client:
             for address in addresses:
-                client.sendmail("", [address], b"Subject: beside\r\n\r\ntext\r\n")
+                options = () if address.isascii() else ("SMTPUTF8",)
+                client.sendmail("", [address], b"Subject: beside\r\n\r\ntext\r\n", options)
 
     def results(self) -> dict[str, tuple[str, str, str]]:
         """What became of mail at its first attempt: its status, code and why, by address."""
