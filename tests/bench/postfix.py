@@ -45,7 +45,7 @@ inet_protocols = ipv4
 myhostname = bench.example
 mydestination =
 mynetworks = 127.0.0.0/8
-relay_domains = relay.localhost, example.com
+relay_domains = {domains}
 relay_transport = {transport}
 initial_destination_concurrency = {deliveries}
 default_destination_concurrency_limit = {deliveries}
@@ -61,6 +61,11 @@ smtpd_client_connection_count_limit = 0
 default_process_limit = 100
 maillog_file =
 smtpd_milters = {milter}
+{tls}"""
+
+_TLS = """smtpd_tls_security_level = may
+smtpd_tls_chain_files = {chain}
+smtpd_tls_received_header = yes
 """
 
 _MASTER = """
@@ -78,6 +83,7 @@ lmtp unix - - n - - lmtp
 scache unix - - n - 1 scache
 retry unix - - n - - error
 anvil unix - - n - 1 anvil
+tlsmgr unix - - n 1000? 1 tlsmgr
 """
 
 _PUBLIC = ("public", "maildrop")
@@ -111,11 +117,20 @@ def available() -> bool:
 class Postfix:
     """A Postfix that listens on `port` until closed."""
 
-    def __init__(self, deliver_to: int | str | None = None, milter: str = "") -> None:
+    def __init__(
+        self,
+        deliver_to: int | str | None = None,
+        milter: str = "",
+        *,
+        domains: str = "relay.localhost, example.com",
+        chain: Path | None = None,
+    ) -> None:
         """Start it, in a directory that its own account may enter.
 
         `deliver_to`: a port that takes all its mail once it is released, or the path of a Unix
-        socket that takes it by LMTP; None: it is discarded.  `milter`: where one is, if any.
+        socket that takes it by LMTP; None: it is discarded.  `milter`: where one is, if any;
+        `domains`, with commas: whose mail it takes; `chain`: the file of a key and its certificates
+        with which STARTTLS is offered.
         """
         self._home = home = Path(tempfile.mkdtemp(prefix="relay-bench-"))
         home.chmod(0o755)
@@ -143,6 +158,8 @@ class Postfix:
                 transport=_transport(deliver_to),
                 deliveries=DELIVERIES,
                 milter=milter,
+                domains=domains,
+                tls="" if chain is None else _TLS.format(chain=chain),
             )
         )
         self._services = config / "master.cf"
@@ -186,10 +203,14 @@ class Postfix:
         queue = self._home / "queue"
         return sum(len(os.listdir(queue / name)) for name in ("incoming", "active", "deferred"))
 
+    def held(self) -> list[bytes]:
+        """The files of its incoming queue: each the envelope and the lines of a message."""
+        incoming = self._home / "queue/incoming"
+        return [(incoming / name).read_bytes() for name in os.listdir(incoming)]
+
     def holds(self, text: bytes) -> bool:
         """Whether a text is in each message of its queue."""
-        incoming = self._home / "queue/incoming"
-        return all(text in (incoming / name).read_bytes() for name in os.listdir(incoming))
+        return all(text in message for message in self.held())
 
     def close(self) -> None:
         """End it and its children."""

@@ -88,13 +88,18 @@ def issue(
     return Issued(made.sign(signer, hashed), private)
 
 
-def serving(folder: Path, chain: Sequence[Issued]) -> ssl.SSLContext:
-    """What a server has that shows these, its own first."""
+def written(folder: Path, chain: Sequence[Issued]) -> Path:
+    """The file of the first one's key, and of these certificates."""
     own = chain[0]
     pem = folder / f"{own.certificate.serial_number}.pem"
     private = own.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     shown = [one.certificate.public_bytes(Encoding.PEM) for one in chain]
     pem.write_bytes(private + b"".join(shown))
+    return pem
+
+
+def serving(folder: Path, chain: Sequence[Issued]) -> ssl.SSLContext:
+    """What a server has that shows these, its own first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem)
+    context.load_cert_chain(written(folder, chain))
     return context
