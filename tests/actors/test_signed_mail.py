@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +23,8 @@ from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import enqueue
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.signer import Signer
-from relay.outbound.signing_processes import SigningProcesses
+from relay.outbound.signing_processes import SigningProcesses, ToSign
+from relay.smtp.client import with_crlf
 from supervisor import ChildSpec, Supervisor, SupervisorSpec
 from tests.actors.running import make_mailbox
 from tests.checks.asking import answered
@@ -110,6 +112,79 @@ async def test_what_leaves_is_signed_with_both_keys(pool: Pool, signed: Signed):
 
     for name in ("plain", "html", "large", "raw"):
         assert dkim.DKIM(came[name]).verify(0, dnsfunc=txt), name
+
+
+_FROM = b"From: me@example.org\r\n"
+_HEAD = _FROM + b"To: a@a.example\r\nSubject: Hi\r\n\r\n"
+ODD = {
+    "empty": _HEAD,
+    "no-blank-line": _FROM,
+    "no-last-line-end": _HEAD + b"text",
+    "blank-lines": _HEAD + b"text\r\n\r\n\r\n \r\n\t\r\n",
+    "blank-alone": _HEAD + b"\r\n\r\n",
+    "bare-cr": _HEAD + b"one\rtwo\r\rthree\r",
+    "bare-lf": _HEAD.replace(b"\r", b"") + b"one\ntwo\r\nthree\n",
+    "long-lines": _HEAD + b"x" * 50_000 + b" \t \r\n" + b"y " * 20_000,
+    "8-bit": _HEAD + bytes(range(128, 256)) * 9 + b"\r\n",
+    "8-bit-fields": _FROM + "Subject: Grüße\r\nX-Any: \xa0é\r\n\r\ntext".encode(),
+    "nul": _HEAD + b"one\0two\r\n",
+    "folded": _FROM
+    + b"To:\r\n\ta@a.example,\r\n  b@b.example\r\nSUBJECT:  a \t b \r\n  c\r\n\r\ntext",
+    "repeated": _FROM
+    + b"Subject: a\r\nTo: a@a.example\r\nSubject: b\r\nTo: b@b.example\r\n\r\ntext",
+    "empty-fields": _FROM + b"Subject:\r\nTo: \r\nCc:\t\r\n\r\ntext",
+    "no-subject": _FROM + b"\r\ntext",
+    "long-field": _FROM + b"Subject: " + b"a " * 20_000 + b"\r\n\r\ntext",
+    "many-fields": _FROM + b"X-Any: a\r\n" * 900 + b"Subject: Hi\r\n\r\ntext",
+    "dots": _HEAD + b".\r\n..\r\n.a\r\n",
+    "900-kB": _HEAD + b"a line of text \r\n" * 50_000,
+    "10-MB": _HEAD + b"a line of text\t\r\n" * 580_000,
+}
+"""Mails as few programs write them; all can be signed."""
+
+
+class Counting(SigningProcesses):
+    """Knows how many signatures its children made."""
+
+    made = 0
+
+    async def sign(self, digests: Sequence[ToSign]) -> list[bytes]:
+        """As the other."""
+        signatures = await super().sign(digests)
+        self.made += len(signatures)
+        return signatures
+
+
+async def test_odd_mails_are_signed_by_processes(pool: Pool, signed: Signed):
+    """Each arrives as it was, but for its line ends, behind two signatures that are valid to us and
+    to dkimpy; processes make them all, but for what is so large that it is composed elsewhere."""
+    processes = signed.signer.processes = Counting(1)
+    await signed.keys.create("example.org", "s1")
+    await signed.publish()
+    async with (
+        running_sink() as sink,
+        running_outbound(pool, sink.url, vault=signed.vault, signer=signed.signer) as outbound,
+    ):
+        processes.want()
+        await eventually(lambda: processes.ready, "a process signs")
+        for name, raw in ODD.items():
+            await send(pool, f"{name}@a.example", raw=raw)
+        outbound.wake()
+        await sink.gets(len(ODD))
+    assert processes.made == 2 * (len(ODD) - 1)
+    logging.getLogger("dkimpy").setLevel(logging.CRITICAL)
+
+    def txt(name: bytes, **_: object) -> bytes | None:
+        held = signed.zone.get((name.decode().removesuffix("."), "TXT"))
+        return held.encode() if held else None
+
+    for message in sink.received:
+        name = message.recipient.partition("@")[0]
+        assert selectors(message.data) == ["s1", "s1-ed25519"], name
+        assert signed.results(message.data) == BOTH, name
+        assert message.data.endswith(b"\r\n" + with_crlf(ODD[name])), name
+        assert dkim.DKIM(message.data).verify(0, dnsfunc=txt), name
+        assert dkim.DKIM(message.data).verify(1, dnsfunc=txt), name
 
 
 async def test_what_stays_is_signed_too(pool: Pool, signed: Signed):
