@@ -49,8 +49,7 @@ from relay.mailboxes.records import (
     Placed,
     ReceivedMessage,
     entry_of,
-    message_of,
-    placed_of,
+    whole_of,
 )
 from relay.mailboxes.tags import tags_of
 from relay.mailboxes.visibility import LIVE, Reach
@@ -60,7 +59,6 @@ BULK_SECONDS = 20.0
 """How long a bulk call goes on beginning steps: well within the time that a call of it has."""
 _BULK = 500  # messages that one statement of a bulk call changes
 _COUNTED = 10_000  # messages that one statement counts
-_PLACED = 6  # columns
 _STEP = 4096
 # OFFSET 0: these messages and no others, whatever the statistics say.
 _NEXT = """
@@ -520,5 +518,5 @@ def _these(reach: Reach) -> str:
 
 
 def _match(row: tuple[Any, ...], expires_in: float | None) -> Match:
-    message = message_of(row[:-_PLACED])
-    return Match((message, placed_of(row[-_PLACED:])), cast(int, message.seq), False, expires_in)
+    message, placed = whole_of(row)
+    return Match((message, placed), cast(int, message.seq), False, expires_in)

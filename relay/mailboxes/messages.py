@@ -3,6 +3,8 @@
 Promises
 - Each call answers None (or False) from the instant at which the mailbox is over (`visibility.py`).
 - Paging is by keyset: rows that arrive meanwhile neither repeat nor hide others.
+- A page of whole messages has so many bytes at most, but for its first message, and goes on where
+  it was cut; what it has is marked read, as by `get`, and nothing else.
 - A search reads what its chunks (`search.py`) say may match, and finds what a scan of all would.
 - A list by anything goes through the mailbox, or what its chunks leave of it, for a second at most,
   and then says where to go on; a page may so hold less than its limit and have a next one.
@@ -39,6 +41,7 @@ from relay.mailboxes.records import (
     ReceivedMessage,
     entry_of,
     message_of,
+    whole_of,
 )
 from relay.mailboxes.visibility import LIVE
 from relay.mailboxes.walks import HIGHEST, LONGEST, SECONDS, next_step
@@ -50,6 +53,14 @@ _NONE = (None,)  # of a mailbox that is live
 _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
 _DELETED_AT_ONCE = 500  # messages
+
+PAGE_BYTES = 4 * 2**20
+"""What was found in the messages of a page of whole ones, at most; one alone may have more."""
+
+# What a page of whole messages is cut by; of no text is the value read for it.
+_FOUND_BYTES = """
+    coalesce(octet_length(s.body_text), 0) + coalesce(octet_length(s.body_html), 0) + coalesce(
+        octet_length(s.details), octet_length(concat(s.headers, s.attachments, s.links)))"""
 
 _BEHIND = """(%(at)s::timestamptz IS NULL
     OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
@@ -73,6 +84,32 @@ _ONE = f"""
     WHERE b.id = %(mailbox)s
       AND m.id = %(message)s
       AND {LIVE}"""
+
+
+# The ids of a page of a live mailbox: from relay.messages_mailbox alone; and those given.
+_NEWEST = f"""
+    SELECT newest.id
+    FROM relay.mailboxes b
+    CROSS JOIN LATERAL (
+        SELECT id
+        FROM relay.messages
+        WHERE mailbox_id = b.id
+          AND (%(at)s::timestamptz IS NULL
+               OR (received_at, id) < (%(at)s::timestamptz, %(id)s::uuid))
+        ORDER BY received_at DESC, id DESC
+        LIMIT %(limit)s
+        OFFSET %(offset)s
+    ) newest
+    WHERE b.id = %(mailbox)s
+      AND {LIVE}"""  # noqa: S608 - constants of this module only
+_THESE = f"""
+    SELECT m.id
+    FROM relay.mailboxes b
+    JOIN relay.messages m ON m.mailbox_id = b.id
+    WHERE b.id = %(mailbox)s
+      AND m.id = ANY (%(ids)s)
+      AND {LIVE}"""  # noqa: S608 - constants of this module only
+_COUNTED = 5  # columns that a page of whole messages has before the record's
 
 
 class Messages:
@@ -101,19 +138,7 @@ class Messages:
 
         `offset` skips rows after the cursor.  `Invalid` for a cursor that was not made here.
         """
-        after = decode_cursor(cursor, 2)
-        before_at, before_id = None, None
-        if after:
-            before_at, before_id = parse_instant(after[0]), parse_uuid(after[1])
-            if before_at is None or before_id is None:
-                raise Invalid("the cursor is not one of ours")
-        values: dict[str, Any] = {
-            "mailbox": mailbox_id,
-            "at": before_at,
-            "id": before_id,
-            "limit": limit + 1,
-            "offset": min(offset, 2**62),
-        }
+        values = _asked(mailbox_id, limit, offset, cursor)
         reached: _Place | None = None
         if not terms:
             rows = await self._unfiltered(values)
@@ -131,10 +156,80 @@ class Messages:
         more = len(rows) > limit
         last = items[-1][0] if items else None
         if not more and reached is not None:
-            return Page(items, encode_cursor(reached[0].isoformat(), str(reached[1])))
+            return Page(items, _cursor(*reached))
         if not more or last is None:
             return Page(items, None)
-        return Page(items, encode_cursor(last.received_at.isoformat(), str(last.id)))
+        return Page(items, _cursor(last.received_at, last.id))
+
+    async def whole_page(
+        self,
+        mailbox_id: UUID,
+        *,
+        limit: int = 50,
+        offset: int = 0,
+        cursor: str | None = None,
+        terms: Sequence[Term] = (),
+        most: int = PAGE_BYTES,
+    ) -> Page[tuple[ReceivedMessage, Placed]] | None:
+        """The same messages as by `page`, each with everything that was parsed, and marked read.
+
+        What was found in them has `most` bytes in all, or is one message's.
+        """
+        behind: str | None = None
+        if terms:
+            page = await self.page(
+                mailbox_id, limit=limit, offset=offset, cursor=cursor, terms=terms
+            )
+            if page is None:
+                return None
+            if not page.items:
+                return Page([], page.cursor)
+            behind = page.cursor
+            source = _THESE
+            values = {"mailbox": mailbox_id, "ids": [entry.id for entry, _ in page.items]}
+        else:
+            source, values = _NEWEST, _asked(mailbox_id, limit, offset, cursor)
+        rows = await self._pool.fetch(
+            # The UPDATE runs though nobody reads from it, as that of `get`.
+            f"""
+            WITH page AS MATERIALIZED (
+                {source}
+            ), found AS MATERIALIZED (
+                SELECT m.id AS given_id, m.is_read AS was_read,
+                       row_number() OVER newest AS number, count(*) OVER () AS of_all,
+                       sum({_FOUND_BYTES}) OVER newest AS bytes,
+                       {MESSAGE_COLUMNS}, {PLACED_COLUMNS}
+                FROM page
+                JOIN relay.messages m ON m.id = page.id
+                JOIN relay.mailboxes b ON b.id = m.mailbox_id
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
+                WINDOW newest AS (ORDER BY m.received_at DESC, m.id DESC)
+            ), given AS MATERIALIZED (
+                SELECT *
+                FROM found
+                WHERE number <= %(rows)s
+                  AND (bytes <= %(most)s OR number = 1)
+            ), marked AS (
+                UPDATE relay.messages
+                SET is_read = true
+                WHERE id IN (SELECT given_id FROM given WHERE NOT was_read)
+            )
+            SELECT given.*
+            FROM relay.mailboxes b
+            LEFT JOIN given ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            ORDER BY given.number
+            """,  # noqa: S608 - constants of this module only
+            {**values, "rows": limit, "most": most},
+        )
+        if not rows:
+            return None
+        items = [whole_of(_as_read(row[_COUNTED:])) for row in rows if row[0] is not None]
+        if items and len(items) < rows[0][3]:
+            last = items[-1][0]
+            return Page(items, _cursor(last.received_at, last.id))
+        return Page(items, behind)
 
     # Of the three, a live mailbox without matches gives one row of NULLs, one that is gone none.
 
@@ -314,9 +409,7 @@ class Messages:
         )
         if row is None:
             return None
-        if mark_read:
-            row = (*row[:4], True, *row[5:])
-        return message_of(row)
+        return message_of(_as_read(row) if mark_read else row)
 
     async def raw(self, mailbox_id: UUID, message_id: str | UUID) -> bytes | None:
         """The message byte for byte as it was accepted; None if it or its mailbox is not there."""
@@ -526,6 +619,33 @@ class Messages:
             if not row:
                 return False
         return True
+
+
+def _asked(mailbox_id: UUID, limit: int, offset: int, cursor: str | None) -> dict[str, Any]:
+    """The values of a page of a mailbox; `Invalid` for a cursor that was not made here."""
+    after = decode_cursor(cursor, 2)
+    before_at, before_id = None, None
+    if after:
+        before_at, before_id = parse_instant(after[0]), parse_uuid(after[1])
+        if before_at is None or before_id is None:
+            raise Invalid("the cursor is not one of ours")
+    return {
+        "mailbox": mailbox_id,
+        "at": before_at,
+        "id": before_id,
+        "limit": limit + 1,
+        "offset": min(offset, 2**62),
+    }
+
+
+def _cursor(received_at: datetime, message_id: UUID) -> str:
+    """What the next page begins behind."""
+    return encode_cursor(received_at.isoformat(), str(message_id))
+
+
+def _as_read(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row of `ENTRY_COLUMNS` and more, of a message that was marked read after it was read."""
+    return (*row[:4], True, *row[5:])
 
 
 def _newest_first(row: tuple[Any, ...]) -> tuple[float, int]:

@@ -236,7 +236,7 @@ MESSAGE_COLUMNS = (
     coalesce(s.details, CASE WHEN s.headers IS NOT NULL THEN json_build_object(
         'headers', s.headers, 'attachments', s.attachments, 'links', s.links)::text END)"""
 )  # rows from before `details` have the three columns
-_ENTRY_WIDTH = 9
+_ENTRY_WIDTH, _PLACED_WIDTH = 9, 6
 SNIPPET = 160
 """Characters of a message's text that lists show."""
 PLACED_COLUMNS = f"""
@@ -255,6 +255,11 @@ def message_of(row: tuple[Any, ...]) -> ReceivedMessage:
     fields: list[Any] = [*row[:_ENTRY_WIDTH], to, headers, text, html]
     fields += [attachments, otp, links, error]
     return ReceivedMessage(*fields)
+
+
+def whole_of(row: tuple[Any, ...]) -> tuple[ReceivedMessage, Placed]:
+    """Return the records of a row of `MESSAGE_COLUMNS` and `PLACED_COLUMNS`."""
+    return message_of(row[:-_PLACED_WIDTH]), placed_of(row[-_PLACED_WIDTH:])
 
 
 def entry_of(row: tuple[Any, ...]) -> tuple[Entry, Placed]:

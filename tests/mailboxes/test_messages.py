@@ -110,6 +110,92 @@ async def test_reading_marks_read(pool, store, messages):
     assert (await messages.page(mailbox)).items[0][0].is_read
 
 
+@pytest.mark.parametrize("terms", ["", "text"])
+async def test_reads_a_page_of_whole_messages(pool, store, messages, terms):
+    """Each as reading it gives it, and marked read: those of the page, and no others."""
+    mailbox, other = (await store.create()).mailbox.id, (await store.create()).mailbox.id
+    for number in range(5):
+        await deliver(pool, mailbox, str(number), text=f"text {number}")
+    unread = await deliver(pool, other, "x", text="text")
+    terms = parse(terms)
+    page = await messages.whole_page(mailbox, limit=2, offset=1, terms=terms)
+    assert [message.body_text for message, _ in page.items] == ["text 3", "text 2"]
+    assert page.items == [
+        (await messages.get(mailbox, message.id, mark_read=False), placed)
+        for message, placed in page.items
+    ]
+    listed = (await messages.page(mailbox)).items
+    assert [entry.is_read for entry, _ in listed] == [False, True, True, False, False]
+    assert [placed for _, placed in listed[1:3]] == [placed for _, placed in page.items]
+    rest = await messages.whole_page(mailbox, cursor=page.cursor, terms=terms)
+    assert [message.subject for message, _ in rest.items] == ["1", "0"]
+    assert all(message.is_read for message, _ in rest.items)
+    assert rest.cursor is None
+    assert not (await messages.get(other, unread, mark_read=False)).is_read
+    empty = await messages.whole_page((await store.create()).mailbox.id, terms=terms)
+    assert (empty.items, empty.cursor) == ([], None)
+    await pool.execute(EXPIRE, (other,))
+    assert await messages.whole_page(other, terms=terms) is None
+    assert await pool.fetch_value(
+        "SELECT is_read FROM relay.messages WHERE id = %s", (unread,)
+    ) is (False)
+
+
+@pytest.mark.parametrize("terms", ["", "a"])
+async def test_a_page_of_whole_messages_is_bounded(pool, store, messages, terms):
+    """By bytes of what was found, not by characters; one alone may have more; what is left comes
+    with the next page, and is not marked read before."""
+    mailbox = (await store.create()).mailbox.id
+    for letter in "dcba":
+        await deliver(pool, mailbox, letter, text="ä" * 50 + "a")
+    terms = parse(terms)
+    found = []
+    cursor, pages = None, []
+    while True:
+        page = await messages.whole_page(mailbox, cursor=cursor, terms=terms, most=202)
+        pages.append([message.subject for message, _ in page.items])
+        found += page.items
+        marked = {
+            entry.subject for entry, _ in (await messages.page(mailbox)).items if entry.is_read
+        }
+        assert marked == {message.subject for message, _ in found}
+        if (cursor := page.cursor) is None:
+            break
+    assert pages == [["a", "b"], ["c", "d"]]
+    for most in (0, 201):
+        page = await messages.whole_page(mailbox, limit=3, terms=terms, most=most)
+        assert [message.subject for message, _ in page.items] == ["a"]
+        rest = await messages.whole_page(mailbox, limit=3, terms=terms, cursor=page.cursor)
+        assert [message.subject for message, _ in rest.items] == ["b", "c", "d"]
+        assert rest.cursor is None
+
+
+_LONG = "x" * 94
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("body_html", _LONG),
+        ("details", f'{{"links": ["{_LONG}"]}}'),
+        ("headers", f'[["{_LONG}", ""]]'),
+        ("attachments", f'["{_LONG}"]'),
+        ("links", f'["{_LONG}"]'),
+    ],
+)
+async def test_a_page_of_whole_messages_counts_all_that_was_found(
+    pool, store, messages, column, value
+):
+    """HTML, headers, links and attachments like the text, whichever columns they are in."""
+    mailbox = (await store.create()).mailbox.id
+    for subject in "ba":
+        await deliver(pool, mailbox, subject)
+    await pool.execute(f"UPDATE relay.summaries SET {column} = %s", (value,))
+    for most, subjects in ((150, ["a"]), (300, ["a", "b"])):
+        page = await messages.whole_page(mailbox, most=most)
+        assert [message.subject for message, _ in page.items] == subjects
+
+
 async def test_a_message_belongs_to_its_mailbox(pool, store, messages):
     """Another mailbox's message, an unknown and a malformed id are not there."""
     mine, other = (await store.create()).mailbox.id, (await store.create()).mailbox.id

@@ -240,12 +240,13 @@ def test_both_clients_find_the_same_links(case: dict[str, Any]) -> None:
 
 
 def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
-    """The newest first; an operator that there is none of is refused, in words."""
+    """The newest first, and marked read; an operator that there is none of is refused, in words."""
     for number in range(3):
         deliver(inbox.address, f"Number {number}")
     inbox.wait_many(3)
-    assert [one.subject for one in inbox.messages()] == ["Number 2", "Number 1", "Number 0"]
     assert [one.subject for one in inbox.messages(limit=2)] == ["Number 2", "Number 1"]
+    assert [one.subject for one in inbox.search("is:unread")] == ["Number 0"]
+    assert [one.subject for one in inbox.messages()] == ["Number 2", "Number 1", "Number 0"]
     assert inbox.messages(0) == inbox.search("number", 0) == []
     assert [one.subject for one in inbox.search("subject:1 -from:bank")] == ["Number 1"]
     with pytest.raises(Refused, match=r"422 invalid: .*no operator") as refused:

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import anyio
 import pytest
@@ -25,10 +25,17 @@ _MESSAGE: dict[str, object] = {
     "headers": {},
     "attachments": [],
 }
+_LISTED = ("from_address", "subject", "received_at")
 
 
 class _Server(ThreadingHTTPServer):
-    pages = 0
+    knows_whole = True
+    """Whether it gives whole messages; an older one refuses to, or has never heard that names of a
+    query can be wrong."""
+    refuses = False
+    most = 200
+    """Messages of a page of whole ones, however many are asked for."""
+    pages = rows = singles = 0
 
 
 class _Relay(BaseHTTPRequestHandler):
@@ -41,23 +48,36 @@ class _Relay(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         one = re.fullmatch(re.escape(_PATH) + r"/(\d+)", url.path)
         if one:
+            self._relay.singles += 1
             self._answer({**_MESSAGE, "id": one[1]})
             return
         if url.path != _PATH:
             self.send_error(404)
             return
-        assert isinstance(self.server, _Server)
-        self.server.pages += 1
         query = parse_qs(url.query)
+        whole = query.get("whole") == ["true"]
+        if whole and self._relay.refuses:
+            self._answer({"type": "/problems/unknown-parameter", "detail": "no whole"}, status=422)
+            return
+        self._relay.pages += 1
+        whole = whole and self._relay.knows_whole
         start, limit = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
-        end = start + limit
-        following = f"/api/v1/mailboxes/a@b/messages?limit={limit}&cursor={end}"
-        link = f'<{following}>; rel="next"' if end < len(_IDS) else None
-        self._answer([{**_MESSAGE, "id": one} for one in _IDS[start:end]], link)
+        end = start + min(limit, self._relay.most if whole else limit)
+        following = urlencode({name: one for name, (one,) in query.items()} | {"cursor": end})
+        link = f'</api/v1/mailboxes/a@b/messages?{following}>; rel="next"'
+        shown = _MESSAGE if whole else {name: _MESSAGE[name] for name in _LISTED}
+        rows = [{**shown, "id": one} for one in _IDS[start:end]]
+        self._relay.rows += len(rows)
+        self._answer(rows, link if end < len(_IDS) else None)
 
-    def _answer(self, value: object, link: str | None = None) -> None:
+    @property
+    def _relay(self) -> _Server:
+        assert isinstance(self.server, _Server)
+        return self.server
+
+    def _answer(self, value: object, link: str | None = None, *, status: int = 200) -> None:
         body = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         if link:
@@ -82,14 +102,30 @@ def server() -> Iterator[_Server]:
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_more_than_a_page_is_listed_whole(server: _Server, slash: str) -> None:
-    """In order, and no page more than is needed."""
+    """In order, by a call a page; no message more than is asked for, which marks it read."""
     url = f"http://127.0.0.1:{server.server_port}/below{slash}"
     with Relay(url, None) as relay:
         inbox = relay.mailbox("a@b")
         assert [one.id for one in inbox.messages(1000)] == _IDS
-        assert server.pages == 3
+        assert (server.pages, server.rows) == (3, 450)
         assert len(inbox.messages(200)) == 200
-        assert server.pages == 4
+        assert (server.pages, server.rows) == (4, 650)
+        assert [one.id for one in inbox.messages(250)] == _IDS[:250]
+        assert (server.pages, server.rows) == (6, 900)
+        server.most = 60  # they are large
+        assert [one.id for one in inbox.messages(100)] == _IDS[:100]
+        assert (server.pages, server.rows) == (8, 1000)
+        assert server.singles == 0
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_an_older_relay_gives_them_one_by_one(server: _Server, refuses: bool) -> None:
+    """One that lists only what lists show, whether or not it says what it does not know."""
+    server.knows_whole, server.refuses = False, refuses
+    with Relay(f"http://127.0.0.1:{server.server_port}/below", None) as relay:
+        found = relay.mailbox("a@b").messages(250)
+    assert [one.id for one in found] == _IDS[:250]
+    assert (server.pages, server.rows, server.singles) == (2, 250, 250)
 
 
 def test_the_async_client_lists_it_too(server: _Server) -> None:

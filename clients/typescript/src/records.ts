@@ -12,6 +12,7 @@ type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
 export type MessageJson = Schemas["WholeMessage"];
 export type EntryJson = Schemas["PlacedEntry"];
+export type WholeEntryJson = Schemas["PlacedMessage"];
 export type RefusedJson = Schemas["RefusedEntry"];
 export type AttachmentJson = Schemas["AttachmentEntry"];
 export type InfoJson = Schemas["Info"];

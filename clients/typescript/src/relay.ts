@@ -37,6 +37,7 @@ import {
   type OutboundEntry,
   type OutboundEntryJson,
   type RefusedJson,
+  type WholeEntryJson,
   parsedEntry,
   parsedInfo,
 } from "./records.js";
@@ -280,27 +281,47 @@ export class Inbox implements AsyncDisposable {
     return this.#listed(q, limit);
   }
 
+  /** A page of them by a call; of an older relay, each by one of its own. */
   async #listed(q: string | undefined, limit: number): Promise<Message[]> {
-    const ids: string[] = [];
+    const entries: (EntryJson | WholeEntryJson)[] = [];
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
-    let request: RepeatableRequest | null = this.#request("GET", "/messages", query);
+    let path: string | undefined;
     const seen = new Set<string>();
-    while (request !== null && ids.length < limit) {
-      const answer: Answer = await this.#exchange.call(request);
-      const entries = decoded(answer, answers.LIST) as EntryJson[];
-      ids.push(...entries.map((entry) => entry.id));
-      const path = following(answer);
-      const leads = path !== undefined && entries.length > 0 && !seen.has(path);
-      request = leads ? { ...this.#request("GET", ""), path } : null;
-      if (leads) seen.add(path);
+    while (entries.length < limit) {
+      const answer: Answer =
+        path === undefined
+          ? await this.#firstPage(query)
+          : await this.#exchange.call({
+              ...this.#request("GET", ""),
+              path: ofAtMost(path, limit - entries.length),
+            });
+      const page = decoded(answer, answers.LIST) as EntryJson[];
+      entries.push(...page);
+      path = following(answer);
+      if (path === undefined || page.length === 0 || seen.has(path)) break;
+      seen.add(path);
     }
     const found: Message[] = [];
-    for (const id of ids.slice(0, limit)) {
-      const one = this.#request("GET", `/messages/${encodeURIComponent(id)}`);
-      const json = await this.#exchange.json<MessageJson>(one, answers.MESSAGE);
+    for (const entry of entries.slice(0, limit)) {
+      const one = this.#request("GET", `/messages/${encodeURIComponent(entry.id)}`);
+      const json = answers.MESSAGE(entry)
+        ? (entry as WholeEntryJson)
+        : await this.#exchange.json<MessageJson>(one, answers.MESSAGE);
       found.push(new Message(this.#reader, json));
     }
     return found;
+  }
+
+  /** Asks for whole messages; a relay that does not know them, for what lists show. */
+  async #firstPage(query: Query): Promise<Answer> {
+    try {
+      return await this.#exchange.call(
+        this.#request("GET", "/messages", { ...query, whole: "true" }),
+      );
+    } catch (error) {
+      if (!(error instanceof Refused && error.problem === "unknown-parameter")) throw error;
+    }
+    return this.#exchange.call(this.#request("GET", "/messages", query));
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
@@ -384,6 +405,11 @@ function following(answer: Answer): string | undefined {
     throw noRelay(answer, `its next page is at ${quoted(next.slice(0, 200))}`);
   }
   return next || undefined;
+}
+
+/** The path of a next page that has no more than so many: what it has is marked read. */
+function ofAtMost(path: string, count: number): string {
+  return path.replace(/([?&]limit=)\d+/, (_, name: string) => `${name}${Math.min(count, PAGE)}`);
 }
 
 /** A message of an inbox. */

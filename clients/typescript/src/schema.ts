@@ -548,6 +548,73 @@ export interface components {
             from_name: string | null;
         };
         /**
+         * PlacedMessage
+         * @description A message with everything that was found in it, and where it is.
+         */
+        PlacedMessage: {
+            /** Id */
+            id: string;
+            /** From Address */
+            from_address: string | null;
+            /** Subject */
+            subject: string | null;
+            /**
+             * Received At
+             * Format: date-time
+             */
+            received_at: string;
+            /** Is Read */
+            is_read: boolean;
+            /**
+             * Has Attachments
+             * @description other than pictures that its HTML shows; null: not parsed
+             */
+            has_attachments: boolean | null;
+            /**
+             * Size
+             * @description bytes of the raw message
+             */
+            size: number;
+            /** To */
+            to: string;
+            /**
+             * Headers
+             * @description a name that repeats has a list of values
+             */
+            headers: {
+                [key: string]: string | string[];
+            };
+            /** Body Text */
+            body_text: string | null;
+            /** Body Html */
+            body_html: string | null;
+            /** Attachments */
+            attachments: components["schemas"]["AttachmentEntry"][];
+            /**
+             * Otp
+             * @description a one-time code, if one was found
+             */
+            otp: string | null;
+            /** Links */
+            links: string[];
+            /**
+             * Error
+             * @description why parsing was partial
+             */
+            error: string | null;
+            /**
+             * Mailbox
+             * @description its address
+             */
+            mailbox: string;
+            /** Tags */
+            tags: string[];
+            /** Snippet */
+            snippet: string | null;
+            /** From Name */
+            from_name: string | null;
+        };
+        /**
          * QueuedMessage
          * @description One message of the queue.
          */
@@ -800,6 +867,8 @@ export interface operations {
                 cursor?: string | null;
                 /** @description what to look for, as in GET /api/v1/messages */
                 q?: string | null;
+                /** @description give each as reading it does, and mark it read; of large ones fewer */
+                whole?: boolean;
             };
             header?: never;
             path: {
@@ -818,7 +887,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["PlacedEntry"][];
+                    "application/json": (components["schemas"]["PlacedEntry"] | components["schemas"]["PlacedMessage"])[];
                 };
             };
         };

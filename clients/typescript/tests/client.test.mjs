@@ -317,13 +317,14 @@ for (const { subject, links, found = links[0], finds, misses } of cases.links) {
 }
 
 test(
-  "a list and a search have the newest first",
+  "a list and a search have the newest first, and mark them read",
   withInbox(async (inbox) => {
     for (const number of [0, 1, 2]) await deliver(inbox.address, { subject: `Number ${number}` });
     const subjects = (/** @type {{ subject: string | null }[]} */ found) =>
       found.map((one) => one.subject);
-    assert.deepEqual(subjects(await inbox.messages()), ["Number 2", "Number 1", "Number 0"]);
     assert.deepEqual(subjects(await inbox.messages(2)), ["Number 2", "Number 1"]);
+    assert.deepEqual(subjects(await inbox.search("is:unread")), ["Number 0"]);
+    assert.deepEqual(subjects(await inbox.messages()), ["Number 2", "Number 1", "Number 0"]);
     assert.deepEqual([await inbox.messages(0), await inbox.search("number", 0)], [[], []]);
     assert.deepEqual(subjects(await inbox.search("subject:1 -from:bank")), ["Number 1"]);
     await assert.rejects(inbox.search("form:shop"), (error) => {
@@ -360,33 +361,69 @@ const INFO = {
   public_url: "http://relay.example",
 };
 
-test("more than a page is listed whole", async () => {
+/**
+ * A relay behind a path of somebody's server, with 450 messages; next pages are from its root.
+ * @param {{ knows?: boolean, refuses?: boolean }} [whole] whether it gives whole messages; an older
+ *   one refuses to, or has never heard that names of a query can be wrong
+ */
+function paging({ knows = true, refuses = false } = {}) {
   const ids = Array.from({ length: 450 }, (_, at) => String(at));
-  let pages = 0;
-  const paged = new Relay({
-    url: "http://relay.example/below",
-    fetch: async (input) => {
-      const url = new URL(String(input));
-      const id = /messages\/(\d+)$/.exec(url.pathname)?.[1];
-      if (id) return Response.json({ ...MESSAGE, id });
-      pages += 1;
-      const from = Number(url.searchParams.get("cursor") ?? 0);
-      const next = `/api/v1/mailboxes/a@b/messages?limit=200&cursor=${from + 200}`;
-      assert.equal(url.pathname, "/below/api/v1/mailboxes/a@b/messages");
-      return Response.json(
-        ids.slice(from, from + 200).map((one) => ({ ...MESSAGE, id: one })),
-        { headers: from + 200 < ids.length ? { Link: `<${next}>; rel="next"` } : {} },
-      );
-    },
-  });
-  assert.deepEqual(
-    (await paged.mailbox("a@b").messages(1_000)).map((one) => one.id),
-    ids,
-  );
-  assert.equal(pages, 3);
-  assert.equal((await paged.mailbox("a@b").messages(200)).length, 200);
-  assert.equal(pages, 4);
+  const state = { ids, most: 200, pages: 0, rows: 0, singles: 0 };
+  const { id: _, from_address, subject, received_at } = MESSAGE;
+  /** @param {string | URL | Request} input */
+  const fetch = async (input) => {
+    const url = new URL(String(input));
+    const id = /messages\/(\d+)$/.exec(url.pathname)?.[1];
+    if (id) {
+      state.singles += 1;
+      return Response.json({ ...MESSAGE, id });
+    }
+    assert.equal(url.pathname, "/below/api/v1/mailboxes/a@b/messages");
+    const query = url.searchParams;
+    const asked = query.get("whole") === "true";
+    if (asked && refuses) {
+      const problem = { type: "/problems/unknown-parameter", detail: "no whole" };
+      return Response.json(problem, { status: 422 });
+    }
+    const whole = asked && knows;
+    const from = Number(query.get("cursor") ?? 0);
+    const to = from + Math.min(Number(query.get("limit")), whole ? state.most : 200);
+    query.set("cursor", String(to));
+    const shown = whole ? MESSAGE : { from_address, subject, received_at };
+    const rows = ids.slice(from, to).map((one) => ({ ...shown, id: one }));
+    state.pages += 1;
+    state.rows += rows.length;
+    const link = `</api/v1/mailboxes/a@b/messages?${query}>; rel="next"`;
+    return Response.json(rows, { headers: to < ids.length ? { Link: link } : {} });
+  };
+  const inbox = new Relay({ url: "http://relay.example/below", fetch }).mailbox("a@b");
+  /** @param {number} limit */
+  const listed = async (limit) => (await inbox.messages(limit)).map((one) => one.id);
+  return { state, listed };
+}
+
+test("more than a page is listed whole, and no message more than is asked for", async () => {
+  const { state, listed } = paging();
+  assert.deepEqual(await listed(1_000), state.ids);
+  assert.deepEqual([state.pages, state.rows], [3, 450]);
+  assert.equal((await listed(200)).length, 200);
+  assert.deepEqual([state.pages, state.rows], [4, 650]);
+  assert.deepEqual(await listed(250), state.ids.slice(0, 250));
+  assert.deepEqual([state.pages, state.rows], [6, 900]);
+  state.most = 60; // they are large
+  assert.deepEqual(await listed(100), state.ids.slice(0, 100));
+  assert.deepEqual([state.pages, state.rows], [8, 1_000]);
+  assert.equal(state.singles, 0);
 });
+
+for (const refuses of [true, false]) {
+  const how = refuses ? "refuses whole ones" : "does not know of whole ones";
+  test(`a relay that ${how} gives them one by one`, async () => {
+    const { state, listed } = paging({ knows: false, refuses });
+    assert.deepEqual(await listed(250), state.ids.slice(0, 250));
+    assert.deepEqual([state.pages, state.rows, state.singles], [2, 250, 250]);
+  });
+}
 
 test("an inbox ends when it is disposed of; one that was opened stays", async () => {
   /** @type {typeof Symbol.asyncDispose} */

@@ -42,7 +42,7 @@ from relay.http.operations import (
 )
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found, unavailable
-from relay.http.resources.messages import MessageChange, PlacedEntry, WholeMessage
+from relay.http.resources.messages import MessageChange, PlacedEntry, PlacedMessage
 from relay.http.resources.streams import (
     EVENTS,
     FOUND,
@@ -75,15 +75,6 @@ _CAME_TO = (
 )
 
 log = get_logger()
-
-
-class PlacedMessage(WholeMessage):
-    """A message with everything that was found in it, and where it is."""
-
-    mailbox: Annotated[str, Field(description="its address")]
-    tags: list[str]
-    snippet: str | None
-    from_name: str | None
 
 
 class Tag(View):

@@ -108,6 +108,15 @@ class PlacedEntry(MessageEntry):
     ]
 
 
+class PlacedMessage(WholeMessage):
+    """A message with everything that was found in it, and where it is."""
+
+    mailbox: Annotated[str, Field(description="its address")]
+    tags: list[str]
+    snippet: str | None
+    from_name: str | None
+
+
 _Tags = tuple[Annotated[Text, StringConstraints(min_length=1, max_length=100)], ...]
 
 
@@ -145,6 +154,10 @@ class MessagesQuery(Query):
         str | None,
         Field(max_length=LONGEST, description="what to look for, as in GET /api/v1/messages"),
     ] = None
+    whole: Annotated[
+        bool,
+        Field(description="give each as reading it does, and mark it read; of large ones fewer"),
+    ] = False
 
 
 log = get_logger()
@@ -178,7 +191,10 @@ def register(api: Api) -> None:
             "List messages, newest first",
             "messages",
             Access.MAILBOX,
-            (Answer(200, "a page of them", list[PlacedEntry], headers=NEXT), MAILBOX_NOT_FOUND),
+            (
+                Answer(200, "a page of them", list[PlacedEntry | PlacedMessage], headers=NEXT),
+                MAILBOX_NOT_FOUND,
+            ),
             scope="read",
             query=MessagesQuery,
         ),
@@ -186,8 +202,9 @@ def register(api: Api) -> None:
     async def list_(call: Call) -> Response:
         query: MessagesQuery = call.query
         terms = parse(query.q or "")
+        read = messages.whole_page if query.whole else messages.page
         async with api.searches.turn(call, searches=bool(terms)):
-            page = await messages.page(
+            page = await read(
                 call.mailbox.id,
                 limit=min(query.limit, 200),
                 offset=query.offset,

@@ -25,6 +25,7 @@ export default {
   "like the header Last-Event-ID": "wie der Header Last-Event-ID",
   "of the page, instead of its key": "für die Seite, statt ihres Schlüssels",
   "rows to skip": "Zeilen, die übersprungen werden",
+  "give each as reading it does, and mark it read; of large ones fewer": "jede so, wie Lesen sie gibt, und als gelesen; von großen weniger",
   "what to look for, as in GET /api/v1/messages": "wonach gesucht wird, wie in GET /api/v1/messages",
   "words, \"phrases\", -not, from: to: subject: tag: has:attachment is:unread is:read before: after: larger: smaller:, all of which must hold; * is everything": "Wörter, \"Wortfolgen\", -nicht, from: to: subject: tag: has:attachment is:unread is:read before: after: larger: smaller:, die alle zutreffen müssen; * ist alles",
   "the message's id": "die Kennung der Nachricht",

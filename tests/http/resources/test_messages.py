@@ -76,6 +76,26 @@ async def test_a_message_is_listed_before_it_is_parsed(house: House):
     assert entry["subject"] is None
 
 
+@pytest.mark.parametrize("q", [None, "hello"])
+async def test_a_list_of_whole_messages_is_what_reading_each_gives(house: House, q: str | None):
+    """And where it is, besides, as lists show it; each is marked read, and pages go on."""
+    address, token = await house.mailbox()
+    ids = [str(await house.deliver(address)) for _ in range(3)][::-1]
+    url = f"{BASE}/{address}/messages"
+    asked = {"whole": "true", "limit": "2", **({} if q is None else {"q": q})}
+    first = await house.client.get(url, params=asked, headers=token)
+    entries = (await house.client.get(url, headers=token)).json()
+    assert [entry["is_read"] for entry in entries] == [True, True, False]
+    rest = await house.client.get(first.links["next"]["url"], headers=token)
+    assert "next" not in rest.links
+    whole = [*first.json(), *rest.json()]
+    entries = (await house.client.get(url, headers=token)).json()
+    read = [(await house.client.get(f"{url}/{one}", headers=token)).json() for one in ids]
+    assert whole == [one | entry for one, entry in zip(read, entries, strict=True)]
+    wrong = await house.client.get(url, params={"whole": "maybe"}, headers=token)
+    assert wrong.status_code == 422
+
+
 async def test_reading_a_message_gives_everything_and_marks_it_read(house: House):
     """The code is found; the list shows it as read afterwards; deleting removes it."""
     address, token = await house.mailbox()

@@ -248,27 +248,50 @@ def _line(entry: JSON) -> str:
 
 
 def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]:
-    """Read the messages of an inbox, all or those that match a search, the newest first."""
+    """Read the messages of an inbox, all or those that match a search, the newest first.
+
+    A page of them by a call; of an older relay, each by one of its own.
+    """
     params: dict[str, str | float] = {"limit": min(limit, _PAGE)}
     if q is not None:
         params["q"] = q
-    request = handle.get("/messages", params)
-    ids: list[str] = []
+    entries: list[JSON] = []
     seen = set[str]()
-    while len(ids) < limit:
-        answer = yield from call(request)
-        entries: list[JSON] = decoded(answer, _answers.LIST)
-        ids += [entry["id"] for entry in entries]
+    following: str | None = None
+    while len(entries) < limit:
+        if following is None:
+            answer = yield from _first_page(handle, params)
+        else:
+            path = _of_at_most(following, limit - len(entries))
+            answer = yield from call(ApiRequest("GET", path, headers=handle.headers))
+        page: list[JSON] = decoded(answer, _answers.LIST)
+        entries += page
         following = _following(answer)
-        if following is None or not entries or following in seen:
+        if following is None or not page or following in seen:
             break
         seen.add(following)
-        request = ApiRequest("GET", following, headers=handle.headers)
     found: list[JSON] = []
-    for message_id in ids[:limit]:
-        request = handle.get(f"/messages/{quote(message_id, safe='')}")
-        found.append((yield from call_json(request, _answers.MESSAGE)))
+    for entry in entries[:limit]:
+        if not _answers.MESSAGE(entry):
+            request = handle.get(f"/messages/{quote(entry['id'], safe='')}")
+            entry = yield from call_json(request, _answers.MESSAGE)
+        found.append(entry)
     return found
+
+
+def _first_page(handle: InboxHandle, params: Params) -> Flow[Answer]:
+    """Ask for whole messages; of a relay that does not know them, for what lists show."""
+    try:
+        return (yield from call(handle.get("/messages", {**params, "whole": "true"})))
+    except Refused as refused:
+        if refused.problem != "unknown-parameter":
+            raise
+    return (yield from call(handle.get("/messages", params)))
+
+
+def _of_at_most(following: str, count: int) -> str:
+    """Return the path of a next page that has no more than so many: what it has is marked read."""
+    return re.sub(r"([?&]limit=)\d+", rf"\g<1>{min(count, _PAGE)}", following)
 
 
 def _following(answer: Answer) -> str | None:
