@@ -338,6 +338,19 @@ class Pool:
         `ntuples`, `get_value(row, column)` as bytes."""
         return await self._borrow(lambda conn: conn.run(statement, params), timeout)
 
+    async def rows(
+        self,
+        statement: Statement,
+        params: Sequence[bytes | None],
+        *,
+        timeout: float | None = None,
+    ) -> list[tuple[Any, ...]]:
+        """Run a `Statement` and return its rows as `fetch` gives them; times are in UTC."""
+        result = await self.run(statement, params, timeout=timeout)
+        reader = psycopg.adapt.Transformer()
+        reader.set_pgresult(result)
+        return reader.load_rows(0, result.ntuples, tuple)
+
     async def _borrow(self, call: Callable[[Connection], Awaitable[T]], timeout: float | None) -> T:
         seconds = self.call_timeout if timeout is None else timeout
         conn = await self._acquire(None)

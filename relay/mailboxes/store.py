@@ -42,6 +42,8 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.access.plans import Allowance, lifetime_minutes
 from relay.addresses import canonical, canonical_domain
 from relay.crypto import hash_token, new_session_token
+from relay.db.arrays import TEXT
+from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.errors import Invalid, OverQuota, PermanentFailure
 from relay.ids import parse_uuid
@@ -57,7 +59,14 @@ from relay.mailboxes.records import (
     Page,
 )
 from relay.mailboxes.usage import USED, Usage
-from relay.mailboxes.visibility import ALLOWED, DELETED, LIVE, Credential
+from relay.mailboxes.visibility import (
+    ALLOWED,
+    ALLOWED_BY_NUMBER,
+    ALLOWED_TYPES,
+    DELETED,
+    LIVE,
+    Credential,
+)
 from relay.ssrf_guard import BadUrl, check_url
 
 _PURGED_ROWS, _PURGED_BYTES = 1000, 32 * 2**20  # a statement
@@ -96,6 +105,23 @@ _GONE = f"""
       AND NOT ({LIVE})
       AND {ALLOWED}
     """  # noqa: S608 - constants of this module only
+
+
+def _finding(shown: str) -> Statement:
+    """Statement of the look-up that nearly every call begins with, of a mailbox so `shown`."""
+    return Statement(
+        f"""
+        SELECT {MAILBOX_COLUMNS}
+        FROM relay.mailboxes b
+        WHERE b.address = $4
+          AND ({shown})
+          AND {ALLOWED_BY_NUMBER}
+        """,  # noqa: S608 - constants of ours only
+        (*ALLOWED_TYPES, TEXT),
+    )
+
+
+_FIND, _FIND_DELETED = _finding(LIVE), _finding(f"{LIVE} OR {DELETED}")
 
 
 class Store:
@@ -234,17 +260,10 @@ class Store:
             spelled = canonical(address)
         except ValueError:
             return None
-        row = await self._pool.fetch_row(
-            f"""
-            SELECT {MAILBOX_COLUMNS}
-            FROM relay.mailboxes b
-            WHERE b.address = %(address)s
-              AND {f"({LIVE} OR {DELETED})" if deleted else LIVE}
-              AND {ALLOWED}
-            """,  # noqa: S608 - constants of ours only
-            {"address": spelled, **credential.values()},
+        rows = await self._pool.rows(
+            _FIND_DELETED if deleted else _FIND, (*credential.parameters(), spelled.encode())
         )
-        return Mailbox(*row) if row else None
+        return Mailbox(*rows[0]) if rows else None
 
     async def find_by_session(self, token_hash: bytes) -> Mailbox | None:
         """The live mailbox that the session token of this hash opens, or None; without usage."""

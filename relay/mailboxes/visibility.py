@@ -11,13 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from relay.db.arrays import BOOLEAN, BYTEA, ONE_UUID
+
 LIVE = "b.is_active AND b.expires_at > now()"
 """The mailbox accepts and shows mail."""
 DELETED = "NOT b.is_active AND b.closed_at < b.expires_at"
 """The mailbox was deleted before its time; it can only be purged (an expired one cannot)."""
 # NULL = NULL is not true, so a credential without a token or a key matches by neither.
-ALLOWED = "(%(administrator)s OR b.token_hash = %(token_hash)s OR b.owner_id = %(owner_id)s)"
+_ALLOWED = "({} OR b.token_hash = {} OR b.owner_id = {})"
+ALLOWED = _ALLOWED.format("%(administrator)s", "%(token_hash)s", "%(owner_id)s")
 """One of the credentials of `Credential.values` opens the mailbox."""
+ALLOWED_BY_NUMBER = _ALLOWED.format("$1", "$2", "$3")
+"""The same for `Credential.parameters`, the first of a `Statement`."""
+ALLOWED_TYPES = (BOOLEAN, BYTEA, ONE_UUID)
+"""The types (OIDs) of these."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,11 @@ class Credential:
             "token_hash": self.token_hash,
             "owner_id": self.owner_id,
         }
+
+    def parameters(self) -> tuple[bytes, bytes | None, bytes | None]:
+        """The parameters that `ALLOWED_BY_NUMBER` needs, in PostgreSQL's binary form."""
+        owner = None if self.owner_id is None else self.owner_id.bytes
+        return bytes([self.administrator]), self.token_hash, owner
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import UTC
 
 import psycopg
 import pytest
@@ -76,6 +77,20 @@ class TestStatements:
         await pool.hang_up()
         assert (await pool.run(self.DOUBLE, (bigints([1]).data,))).ntuples == 1
         await pool.close()
+
+    async def test_its_rows_are_those_of_a_fetch(self, pool):
+        """Values of every kind that is asked for so, and none; only times are in UTC."""
+        sql = """
+            SELECT n, n::float8, n::text, gen::uuid, n = 2, '2026-11-27 12:00:00.000001+02'
+                   ::timestamptz, NULL::text
+            FROM unnest({}::bigint[]) n
+            CROSS JOIN (SELECT '01a1fe77-f8c8-7278-8db0-bae5d604828d' AS gen) g
+            """
+        for numbers in ([1, 2], []):
+            statement = Statement(sql.format("$1"), (BIGINTS,))
+            found = await pool.rows(statement, (bigints(numbers).data,))
+            assert found == await pool.fetch(sql.format("%s"), (numbers,))
+            assert {row[5].tzinfo for row in found} <= {UTC}
 
     async def test_it_survives_what_psycopg_deallocates(self, pool):
         """After a ROLLBACK psycopg forgets all prepared statements of the connection."""
