@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -253,8 +254,9 @@ def test_every_case_names_what_it_is_judged_by():
 
 
 CLAUSE = r"RFC \d{4}, \d+(\.\d+)*"
-RESOLVER = ("127.0.0.58", 53) if available() else ("127.0.0.1", 0)
-"""Where the DNS is asked: Postfix knows no other port."""
+_OWN = f"127.53.{os.getpid() >> 8 & 255}.{os.getpid() % 254 + 1}"
+RESOLVER = (_OWN, 53) if available() else ("127.0.0.1", 0)
+"""Where the DNS is asked: Postfix knows no other port, and another run needs another address."""
 
 BY_STS = {name for name in CASES if name.startswith("sts-")}
 """Cases that Postfix decides without a policy, as it has no MTA-STS."""
