@@ -59,6 +59,7 @@ from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.mailboxes.capture import Capture
 from relay.metrics import registry
+from relay.outbound.backoff import Schedule
 from relay.outbound.claimed import Batch
 from relay.outbound.custody import Custody
 from relay.outbound.demand import Demand
@@ -126,10 +127,10 @@ class DeliverySettings:
     `upstream`: for mail without a sender of its own; `domains`: this relay's own, the first of
     which it greets with; `context`: from `client_tls`; `private_upstreams`: whether every sender's
     upstream may lie inside this network; `concurrency`: deliveries at once; `route_connections`: of
-    them through one route, 0 for any; `retry_unit`: seconds of back-off; `private_mx`: whether
-    direct delivery may connect to private addresses; `mx_port`: the port of exchangers;
-    `resolver`: makes who asks the DNS for them, when it is first called; `policy`: of TLS to them;
-    `results`: what is counted of that for reports.
+    them through one route, 0 for any; `retry_unit`: seconds of back-off; `mx_lifetime`: seconds for
+    which direct delivery is tried; `private_mx`: whether it may connect to private addresses;
+    `mx_port`: the port of exchangers; `resolver`: makes who asks the DNS for them, when it is first
+    called; `policy`: of TLS to them; `results`: what is counted of that for reports.
     """
 
     upstream: Upstream
@@ -140,6 +141,7 @@ class DeliverySettings:
     concurrency: int = 32
     route_connections: int = 0
     retry_unit: float = 60.0
+    mx_lifetime: float = 5 * 86_400.0
     private_mx: bool = False
     mx_port: int = 25
     resolver: Callable[[], Resolver] = _no_resolver
@@ -264,9 +266,10 @@ class _Sender:
         places, unit = settings.concurrency, settings.retry_unit
         self._demand = Demand(places)
         self._finaliser = Finaliser(queue, self._recorded)
+        counted = Schedule(unit, queue.max_attempts)
+        lasting = Schedule.for_lifetime(unit, settings.mx_lifetime)
         settler = Settler(
-            max_attempts=queue.max_attempts,
-            retry_unit=unit,
+            lambda message: lasting if routes.is_direct(message) else counted,
             redact_key=settings.redact_key,
             rng=rng,
         )

@@ -165,7 +165,7 @@ from relay.outbound.notified import Notified
 from relay.outbound.queue import Queue
 from relay.outbound.returned import Returned
 from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.senders import Upstream, parse_upstream
+from relay.outbound.senders import DIRECT, Upstream, parse_upstream
 from relay.outbound.sending import WakeOutbound
 from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.shared_rates import LeaseBudget, SharedRates
@@ -541,10 +541,14 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     wanted = _with_needs(only)
 
     outbound = settings.outbound
-    queue = Queue(
-        pool, uuid4(), lease_timeout=outbound.lease_timeout, max_attempts=outbound.max_attempts
-    )
     upstream = _upstream(outbound.upstream)
+    queue = Queue(
+        pool,
+        uuid4(),
+        lease_timeout=outbound.lease_timeout,
+        max_attempts=outbound.max_attempts,
+        direct=upstream.url == DIRECT,
+    )
     gates = Gates(
         outbound.concurrency,
         outbound.retry_unit,
@@ -667,6 +671,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 concurrency=outbound.concurrency,
                 route_connections=outbound.route_connections,
                 retry_unit=outbound.retry_unit,
+                mx_lifetime=outbound.mx_lifetime,
                 private_mx=outbound.private_mx,
                 mx_port=outbound.mx_port,
                 resolver=resolver,
@@ -709,6 +714,8 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 pool,
                 settings.smtp.domains[0],
                 delayed_after=settings.submission.delayed_after,
+                mx_lifetime=outbound.mx_lifetime,
+                direct=queue.direct,
             ),
             wake_outbound=wake_outbound,
             space=resources.space,

@@ -468,6 +468,7 @@ class Outbound(_Section):
     lease_timeout: Annotated[Seconds, Field(ge=2)] = 300.0
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 10
     retry_unit: Seconds = 60.0
+    mx_lifetime: Annotated[Seconds, Field(ge=1, le=366 * 86_400)] = 5 * 86_400.0
     route_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     domain_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     route_connections: Annotated[int, Field(ge=0)] = 0

@@ -905,7 +905,7 @@ _BY_HAND: dict[tuple[bool, Cause], str] = {
     (False, Cause.RETRIED): """
         UPDATE relay.outbound_due
         SET run_at = LEAST(run_at, GREATEST(send_at, clock_timestamp())), send_at = NULL,
-            token = token + 1, base = attempt, losses = 0
+            token = token + 1, base = attempt, losses = 0, first_due_at = NULL
         WHERE id = ANY (%(ids)s)
           AND node IS NULL
           AND held_until IS NULL

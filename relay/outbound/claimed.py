@@ -23,8 +23,9 @@ class Claimed(NamedTuple):
     """A leased message with all that delivering it needs; the columns of relay.outbound_claim.
 
     `lane` is the one that it was claimed from.  `attempt` counts deliveries begun, this one
-    included; `turn` the same since it was last queued by hand (for back-off).  `has_body` False: it
-    is large, and `Queue.with_body` fetches it.
+    included; `turn` the same since it was last queued by hand (for back-off).  `due_at`: since when
+    it was due this time; `first_due_at`: since it was queued, or queued again by hand.  `has_body`
+    False: it is large, and `Queue.with_body` fetches it.
     `password` is encrypted; `upstream` None means the default route; `private`: whether the
     upstream may lie inside this network.  `fence` is the lease's number, the column `token`.
     `letter_of` is the token whose letter this is: `expired` if it may not be used any more,
@@ -38,6 +39,7 @@ class Claimed(NamedTuple):
     lane: int
     priority: int
     due_at: datetime
+    first_due_at: datetime
     attempt: int
     turn: int
     lost: bool

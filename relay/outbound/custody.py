@@ -207,8 +207,9 @@ class Custody:
         """Report what became of a job whose delivery has ended; see `Settler.settle`."""
         self.drop(job, now)
         settled = self._settler.settle(
-            job.message, outcome, began_at, now, opening, secrets, peer, tells=tells
-        )
+            job.message, outcome, began_at, now, opening, secrets, peer,
+            epoch=self.epoch, tells=tells,
+        )  # fmt: skip
         self.ended += 1
         _DELIVERY.observe(now - began_at)
         self._recorder.put(settled)

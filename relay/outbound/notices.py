@@ -187,7 +187,7 @@ _TAKE = f"""
         FROM relay.outbound_notices
         WHERE run_at <= clock_timestamp()
         ORDER BY run_at
-        LIMIT %s
+        LIMIT %(most)s
         FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM relay.outbound_notices n
@@ -198,7 +198,14 @@ _TAKE = f"""
     )
     SELECT k.message_id, k.action, l.content_id, l.owner, c.sender, l.created_at,
            substr(c.blob, 1, {FULL_MOST}), c.size, c.ret, c.envid, COALESCE(c.require_tls, false),
-           l.recipient, l.orcpt, l.not_after, g.status,
+           l.recipient, l.orcpt,
+           -- What goes directly may be given up before its deadline.
+           LEAST(l.not_after,
+                 (SELECT d.first_due_at + make_interval(secs => %(lifetime)s)
+                  FROM relay.outbound_due d
+                  WHERE d.id = k.message_id
+                    AND relay.outbound_is_direct(d.id, %(direct)s))),
+           g.status,
            CASE WHEN g.status = 'cancelled' THEN g.error END,
            t.code, t.enhanced, t.text, t.phase, t.peer, t.at
     FROM gone k
@@ -241,8 +248,9 @@ _TAKE = f"""
 class Notices:
     """The notices of one relay, which calls itself `hostname`.
 
-    `delayed_after`: seconds after which submitters are told that their mail waits; `gather`:
-    what `GATHER` says.
+    `delayed_after`: seconds after which submitters are told that their mail waits; `mx_lifetime`:
+    for how many mail is tried that goes directly to the exchangers of its domain, `direct`: whether
+    that is so where its sender has no upstream; `gather`: what `GATHER` says.
     """
 
     def __init__(
@@ -251,12 +259,15 @@ class Notices:
         hostname: str,
         *,
         delayed_after: float,
+        mx_lifetime: float,
+        direct: bool,
         gather: float = GATHER,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._pool = pool
         self._hostname = hostname
         self._delayed_after = delayed_after
+        self._until = {"lifetime": mx_lifetime, "direct": direct}
         self._gather = gather
         self._now = now
         self._reports: OrderedDict[UUID, _Reports] = OrderedDict()
@@ -297,7 +308,7 @@ class Notices:
         reported: set[UUID] = set()
         now = self._now()
         async with self._pool.transaction() as connection:
-            cursor = await connection.execute(_TAKE, (most,))
+            cursor = await connection.execute(_TAKE, {"most": most, **self._until})
             notices = [_Notice(*row) for row in await cursor.fetchall()]
             for content, group in groupby(notices, lambda notice: notice.content_id):
                 of_one = list(group)

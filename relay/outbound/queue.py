@@ -77,8 +77,9 @@ class Reaped:
 class Queue:
     """The queue, as one node sees it.  `node` is a fresh identity per start.
 
-    `lease_timeout` in seconds; after `max_attempts` attempts a message has failed; after
-    `max_losses` leases lost in a row it is set aside.
+    `lease_timeout` in seconds; after `max_attempts` attempts a message has failed, unless it goes
+    directly to the exchangers of its domain; after `max_losses` leases lost in a row it is set
+    aside.  `direct`: whether mail goes so whose sender has no upstream.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class Queue:
         lease_timeout: float = 300.0,
         max_attempts: int = 10,
         max_losses: int = 3,
+        direct: bool = False,
     ) -> None:
         self._pool = pool
         self.node = node
         self.lease_timeout = lease_timeout
         self.max_attempts = max_attempts
         self.max_losses = max_losses
+        self.direct = direct
         self._claims = 0
         self._orphaned: dict[UUID, float] = {}
         """Claims of which nobody has the messages, and until when they are looked for."""
@@ -184,7 +187,7 @@ class Queue:
         lanes, priorities, floors, limits, _ = map(list, zip(*asks, strict=True))
         return (
             *(claim, self.lease_timeout, lanes, priorities, floors, limits),
-            *(self.max_attempts, self.max_losses, _INLINE),
+            *(self.max_attempts, self.max_losses, _INLINE, self.direct),
         )
 
     async def expire(self) -> int:
@@ -335,7 +338,8 @@ class Queue:
                 SELECT d.id, d.attempt, d.claimed_at, d.held_until IS NOT NULL AS unknown,
                        d.held_until IS NULL
                        AND (d.losses + 1 >= %(max_losses)s
-                            OR d.attempt - d.base >= %(max_attempts)s) AS quarantined
+                            OR d.attempt - d.base >= %(max_attempts)s
+                               AND NOT relay.outbound_is_direct(d.id, %(direct)s)) AS quarantined
                 FROM relay.outbound_due d
                 WHERE (d.node IS NOT NULL
                        AND d.run_at < now() - make_interval(secs => %(grace)s))
@@ -364,6 +368,7 @@ class Queue:
                 "max_losses": self.max_losses,
                 "max_attempts": self.max_attempts,
                 "grace": grace,
+                "direct": self.direct,
             },
         )
         return Reaped(
@@ -403,7 +408,7 @@ _claimed: Callable[[tuple[Any, ...]], Claimed] = partial(tuple.__new__, Claimed)
 _CLAIM = """
     SELECT *
     FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
-                              %b::integer[], %s, %s, %s)
+                              %b::integer[], %s, %s, %s, %s)
     """
 _RECORD = """
     SELECT id

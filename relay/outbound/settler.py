@@ -11,9 +11,9 @@ Pure; the random source is given.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from relay.outbound.backoff import retry_delay
+from relay.outbound.backoff import Schedule
 from relay.outbound.claimed import Claimed
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, cause_of
@@ -30,11 +30,14 @@ class Settler:
     """What it needs to know: when to give up, when to come again, and how to redact."""
 
     def __init__(
-        self, *, max_attempts: int, retry_unit: float, redact_key: bytes, rng: random.Random
+        self,
+        schedule_of: Callable[[Claimed], Schedule],
+        *,
+        redact_key: bytes,
+        rng: random.Random,
     ) -> None:
-        """`retry_unit` in seconds."""
-        self._max_attempts = max_attempts
-        self._unit = retry_unit
+        """`schedule_of`: by the route of the attempt that was made, whatever it was before."""
+        self._schedule_of = schedule_of
         self._key = redact_key
         self._rng = rng
 
@@ -48,10 +51,12 @@ class Settler:
         secrets: Collection[str] = (),
         peer: Peer | None = None,
         *,
+        epoch: float,
         tells: bool = False,
     ) -> Settled:
         """Return what is to be recorded of a delivery that ended now.
 
+        `epoch`: what to add to `now` for seconds of the database's epoch.
         `opening`: the steps of its connection, where it was the first on it; `secrets`: the
         spellings of the password that it was opened with; `peer`: who was spoken to; `tells`:
         who took it tells the submitter of its success.
@@ -63,14 +68,15 @@ class Settler:
             if message.notify and message.notify & Notify.SUCCESS and not tells:
                 notice = "delivered" if peer is None else "relayed"
         else:
+            schedule = self._schedule_of(message)
+            age = now + epoch - message.first_due_at.timestamp()
             cause = cause_of(
                 outcome.verdict,
-                turn=message.turn,
-                max_attempts=self._max_attempts,
+                last=schedule.is_last(message.turn, age),
                 hold_unknown=message.hold_unknown,
             )
             if cause is Cause.DEFERRED:
-                delay = retry_delay(message.turn, self._unit, self._rng)
+                delay = schedule.delay(message.turn, self._rng)
             error = self.words(message, outcome, secrets)
         steps: Sequence[Step] = (*opening, *outcome.trace) if opening else outcome.trace
         if not steps:

@@ -70,7 +70,7 @@ class Cause(enum.StrEnum):
     CLAIMED = "claimed"  # a worker leased it
     DELIVERED = "delivered"  # 250 after the dot
     DEFERRED = "deferred"  # 4xx, network, TLS, or the route's own 5xx: tried again later
-    EXHAUSTED = "exhausted"  # deferred once too often
+    EXHAUSTED = "exhausted"  # deferred once too often, or for too long
     REJECTED = "rejected"  # 5xx at MAIL, DATA or the dot
     REFUSED = "refused"  # 5xx at RCPT
     RETURNED = "returned"  # its receiver took it, and said later that it could not deliver it
@@ -144,13 +144,11 @@ def next_state(state: State, cause: Cause) -> State:
         raise Forbidden(state, cause) from None
 
 
-def cause_of(
-    verdict: Verdict, *, turn: int, max_attempts: int, hold_unknown: bool = False
-) -> Cause:
+def cause_of(verdict: Verdict, *, last: bool, hold_unknown: bool = False) -> Cause:
     """Say what a delivery's end means for its message.
 
-    What a reply means in its phase `relay.smtp.client.LAW` has decided.  `turn` is which attempt
-    it was, from 1; the attempt number `max_attempts` is the last.
+    What a reply means in its phase `relay.smtp.client.LAW` has decided; whether this was the `last`
+    attempt, the schedule of its route (`relay.outbound.backoff`).
     """
     if verdict is Verdict.DELIVERED:
         return Cause.DELIVERED
@@ -160,4 +158,4 @@ def cause_of(
         return Cause.REJECTED
     if verdict is Verdict.UNKNOWN and hold_unknown:
         return Cause.UNCERTAIN
-    return Cause.EXHAUSTED if turn >= max_attempts else Cause.DEFERRED
+    return Cause.EXHAUSTED if last else Cause.DEFERRED

@@ -25,12 +25,15 @@ from tests.outbound.test_notices import FROM_THE_START, age, submit
 
 REPORTS = "SELECT count(*) FROM relay.outbound_contents WHERE route_as IS NOT NULL"
 FOR_EVER = 3600.0
+FOR_LONG: dict[str, Any] = {
+    "delayed_after": FOR_EVER, "mx_lifetime": FOR_EVER, "direct": False,
+}  # fmt: skip
 
 
 def wired(pool: Pool, **more: Any) -> dict[str, Any]:
     return {
         "pool": pool,
-        "notices": Notices(pool, "mail.x.example", delayed_after=FOR_EVER),
+        "notices": Notices(pool, "mail.x.example", **FOR_LONG),
         "sweep_every": FOR_EVER,
         "watch_every": FOR_EVER,
         **more,
@@ -132,7 +135,7 @@ async def test_an_outage_is_waited_for(pool: Pool):
 
     node = Node(pool)
     await refuse(node, "a@y.example")
-    away = Away(pool, "mail.x.example", delayed_after=FOR_EVER)
+    away = Away(pool, "mail.x.example", **FOR_LONG)
     with structlog.testing.capture_logs() as lines:
         async with running(notifier.run, **wired(pool, notices=away, sweep_every=0.05)):
             await becomes(pool, REPORTS, 1)

@@ -607,6 +607,21 @@ HERITAGE = (
         "SELECT array_agg(id) FROM relay.notifications",
         (["msg_1"],),
     ),
+    # Of what was queued before nobody knows since when it is due; the first claim says it.
+    Heritage(
+        45,
+        """
+        UPDATE relay.outbound_due SET first_due_at = run_at
+        WHERE id = (SELECT id FROM relay.outbound_messages WHERE subject = 'Later')
+        """,
+        """
+        SELECT array_agg(d.first_due_at = '2099-01-01T00:00:00Z')
+        FROM relay.outbound_due d
+        JOIN relay.outbound_messages m ON m.id = d.id
+        WHERE m.subject = 'Later'
+        """,
+        ([True],),
+    ),
 )
 
 

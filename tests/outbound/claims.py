@@ -16,7 +16,8 @@ def claimed(**values: Any) -> Claimed:
     """A claimed message to b@y.example, of its own lane; what is not given is empty."""
     row: dict[str, Any] = dict.fromkeys(Claimed._fields)
     row |= {"id": ID, "fence": 1, "priority": 1, "attempt": 1, "turn": 1, "lost": False}
-    row |= {"created_at": AT, "sender": "a@x.example", "recipient": "b@y.example", "subject": "s"}
+    row |= {"created_at": AT, "due_at": AT, "first_due_at": AT}
+    row |= {"sender": "a@x.example", "recipient": "b@y.example", "subject": "s"}
     row |= {"hold_unknown": False, "owner": ADMINISTRATOR_ID, "domain": "y.example"}
     row |= {"has_body": True}
     row |= values

@@ -104,7 +104,10 @@ async def running_outbound(
 ) -> AsyncIterator[Outbound]:
     """Claim and deliver until the block ends, then drain; all `within` seconds."""
     vault = vault or Vault([Fernet.generate_key().decode()])
-    queue = Queue(pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts)
+    queue = Queue(
+        pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts,
+        direct=upstream == "mx:",
+    )  # fmt: skip
     running = Outbound(pool, vault, queue)
     gates = running.gates = Gates(concurrency, retry_unit, random.Random(1), cap=domain_connections)
     traffic = traffic or Traffic()

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from relay.access.owners import ADMINISTRATOR_ID
+from relay.outbound.backoff import Schedule
 from relay.outbound.claimed import Claimed
 from relay.outbound.custody import Custody
 from relay.outbound.gates import Gate
@@ -61,9 +62,7 @@ class House:
 
     def __init__(self) -> None:
         self.recorder, self.listener, self.right_of_way = Recorder(), Listener(), RightOfWay()
-        settler = Settler(
-            max_attempts=10, retry_unit=60.0, redact_key=b"k" * 32, rng=random.Random(1)
-        )
+        settler = Settler(lambda _: Schedule(60.0, 10), redact_key=b"k" * 32, rng=random.Random(1))
         self.custody = Custody(
             self.recorder, settler, self.right_of_way, self.listener, lease=LEASE
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,6 +16,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.ids import new_id
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.compose import date_of
 from relay.outbound.enqueue import Queued, enqueue
 from relay.outbound.message import Address, AskedFor, Message
 from relay.outbound.notices import ATTEMPTS, MOST_REPORTS, Notices
@@ -31,6 +33,7 @@ SHOP = "Shop@x.example"
 RAW = b"Received: from app\r\nSubject: s\r\n\r\ntext\r\n"
 FROM_THE_START = "UPDATE relay.outbound_watch SET looked_to = relay.uuidv7_floor('2026-01-01')"
 BOUNCED = Finding(Kind.BOUNCED, "5.1.1", "no")
+SETTINGS: dict[str, Any] = {"delayed_after": 3600.0, "mx_lifetime": 432_000.0, "direct": False}
 
 
 async def submit(
@@ -51,8 +54,8 @@ async def submit(
     return (await enqueue(pool, [message])).messages
 
 
-def notices(pool: Pool, *, delayed_after: float = 3600.0) -> Notices:
-    return Notices(pool, "mail.x.example", delayed_after=delayed_after)
+def notices(pool: Pool, **changed: Any) -> Notices:
+    return Notices(pool, "mail.x.example", **SETTINGS | changed)
 
 
 async def told(pool: Pool) -> list[tuple[str, Report]]:
@@ -278,6 +281,40 @@ async def test_what_waits_for_long(node: Node):
     assert before == len(await told(pool))
 
 
+async def test_until_when_what_waits_is_tried(node: Node):
+    """Its deadline, or where it goes directly to its exchangers the end of its lifetime, if that
+    is earlier."""
+    pool, hour = node.pool, timedelta(hours=1)
+    await pool.execute(FROM_THE_START)
+    due, now = datetime.now(UTC) - 2 * hour, datetime.now(UTC)
+    for name, not_after in {"soon": now + hour, "late": now + 9 * hour, "none": None}.items():
+        (one,) = await submit(pool, f"{name}@y.example", send_at=due, not_after=not_after)
+        await age(pool, one.id, 2.0)
+    await ends(node, Cause.DEFERRED, delay=60.0)
+    await pool.execute(
+        "INSERT INTO relay.senders (address, upstream) VALUES (%s, 'smtps://up.example:465')",
+        ("other@x.example",),
+    )
+    (one,) = await submit(pool, "up@y.example", sender="other@x.example", send_at=due)
+    await age(pool, one.id, 2.0)
+    await ends(node, Cause.DEFERRED, delay=60.0)
+    teller = notices(pool, mx_lifetime=5 * 3600.0, direct=True)
+    await teller.watch()
+    while (await teller.tell()).notices:
+        pass
+    until = {
+        one.final.partition("@")[0]: re.search(rb"Will-Retry-Until: (.*)\r\n", blob)
+        for blob, report in await reports(pool)
+        for one in report.recipients
+    }
+    assert {name: found and found[1].decode() for name, found in until.items()} == {
+        "soon": date_of(now + hour),
+        "late": date_of(due + 5 * hour),
+        "none": date_of(due + 5 * hour),
+        "up": None,
+    }
+
+
 async def test_many_look_at_once(any_pool: Pool):
     """Each is told once, by one of them."""
     node = Node(any_pool)
@@ -330,7 +367,7 @@ async def test_one_that_cannot_be_composed(node: Node):
     for number in range(2):
         await submit(node.pool, f"a{number}@y.example")
     await ends(node, Cause.REFUSED)
-    nameless = Notices(node.pool, "mail\ud800.example", delayed_after=3600.0)
+    nameless = Notices(node.pool, "mail\ud800.example", **SETTINGS)
     with structlog.testing.capture_logs() as lines:
         assert (await nameless.tell()).notices == 2
     said = [(line["event"], line.get("error")) for line in lines]
@@ -350,16 +387,14 @@ async def test_a_kill_before_the_commit(pool: Pool):
             raise DatabaseUnavailable("gone")
 
     with pytest.raises(DatabaseUnavailable):
-        await Killed(pool, "mail.x.example", delayed_after=1.0).tell()
+        await Killed(pool, "mail.x.example", **SETTINGS).tell()
     assert len(await told(pool)) == 1
 
 
 async def test_a_message_to_many_has_few_reports_however_they_are_spaced(node: Node):
     """The first is whole, the others gather and have its header; then one at the end of the day."""
     times = [datetime(2026, 1, 1, tzinfo=UTC)]
-    teller = Notices(
-        node.pool, "mail.x.example", delayed_after=3600.0, gather=30.0, now=lambda: times[-1]
-    )
+    teller = notices(node.pool, gather=30.0, now=lambda: times[-1])
     recipients = [f"a{number}@y.example" for number in range(45)]
     await submit(node.pool, *recipients, mail=MailParameters(ret="FULL"))
     jobs = await node.drain()
@@ -388,9 +423,7 @@ async def test_a_message_to_many_has_few_reports_however_they_are_spaced(node: N
 async def test_what_fails_behind_so_many_reports_is_one_summary(node: Node):
     """A day after the first of them."""
     now = [datetime(2026, 1, 1, tzinfo=UTC)]
-    teller = Notices(
-        node.pool, "mail.x.example", delayed_after=3600.0, gather=0.0, now=lambda: now[0]
-    )
+    teller = notices(node.pool, gather=0.0, now=lambda: now[0])
     await submit(node.pool, *(f"a{number}@y.example" for number in range(MOST_REPORTS + 2)))
     for job in await node.drain():
         await node.finish([job], Cause.REFUSED)

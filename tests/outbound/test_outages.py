@@ -1,4 +1,5 @@
-"""A dead domain among five hundred, in virtual time: what it takes from the others."""
+"""A dead domain among five hundred, in virtual time: what it takes from the others, and what
+becomes of its mail by the product's own settings."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count as counting
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.outbound.backoff import LONGEST_PAUSE, retry_delay
+from relay.outbound.backoff import JITTER, LONGEST_DELAY, LONGEST_PAUSE, Schedule
 from relay.outbound.demand import Demand
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gatekeeper import Gatekeeper
@@ -23,12 +25,18 @@ from relay.outbound.lanes import DueLane, LaneBook, lane_of
 from relay.outbound.mx.direct import FIRST_WIDTH
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.settler import Settler
 from relay.outbound.shaping.traffic import Traffic
+from relay.outbound.states import Cause
+from relay.settings import Outbound
 from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
 
-UNIT = 60.0
-PLACES = 32
+DEFAULTS = Outbound()
+UNIT = DEFAULTS.retry_unit
+LIFETIME = DEFAULTS.mx_lifetime
+PLACES = DEFAULTS.concurrency
+DAY = 86_400.0
 DEAD = "dead.example"
 TAKES = 0.05  # s
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,13 +45,14 @@ OWNER = ADMINISTRATOR_ID
 
 @dataclass
 class Mail:
-    """One that is queued: when, how often it was tried, and when next at the earliest."""
+    """One that is queued: when, when it was tried, and when that came to an end."""
 
     domain: str
     queued_at: float
     turn: int = 0
     tried_at: list[float] = field(default_factory=list)
     sent_at: float | None = None
+    failed_at: float | None = None
 
 
 class World:
@@ -55,14 +64,20 @@ class World:
         self.now = 0.0
         self.bound = PLACES // 4  # connections to a site
         rng = random.Random(1)
-        self.rng = random.Random(2)
+        self.settler = Settler(
+            lambda _: Schedule.for_lifetime(UNIT, LIFETIME),
+            redact_key=b"k" * 32,
+            rng=random.Random(2),
+        )
         self.gates = Gates(PLACES, UNIT, rng)
         self.dispatch: Dispatch[Job, Any] = Dispatch(PLACES, PLACES, RightOfWay(), self._bound)
         self.gatekeeper = Gatekeeper(self.gates, self.dispatch, self._give_back, Traffic())
         self.mails: list[Mail] = []
         self._events: list[tuple[float, int, Any]] = []
-        self._numbers = count()
+        self._numbers = counting()
         self._of: dict[int, Mail] = {}
+        self._waiting: dict[int, list[tuple[float, int, Mail]]] = {}  # by lane, first due first
+        self._looks_at = float("inf")
         self.most = Counter[str]()
 
     def _bound(self, key: Any, now: float) -> int:
@@ -88,8 +103,9 @@ class World:
             self.now, _, what = heapq.heappop(self._events)
             if isinstance(what, Mail):
                 self._due(what)
-            else:
+            elif what is not None:
                 self._end(*what)
+            self._claim()
             self.dispatch.widen(self.now)
             for place, job in self.dispatch.start(self.now):
                 self._begin(place, job)
@@ -104,11 +120,28 @@ class World:
         self.most[what] = max(self.most[what], size)
 
     def _due(self, mail: Mail) -> None:
-        job = Job(another(domain=mail.domain), self.now + 300.0, self.now)
-        if self.gates.allowance(job.message.lane, self.now) == 0:
-            opening = self.gates.next_opening(self.now)
-            self._at(self.now + 1.0 if opening is None else opening + 1e-3, mail)
-            return
+        waiting = self._waiting.setdefault(lane_of(OWNER, mail.domain), [])
+        heapq.heappush(waiting, (self.now, next(self._numbers), mail))
+        self._claim()
+
+    def _claim(self) -> None:
+        """Take of each lane what the gates let through, and look again when the next one opens."""
+        for lane in [lane for lane, waiting in self._waiting.items() if waiting]:
+            while self._waiting[lane] and self.gates.allowance(lane, self.now) != 0:
+                self._take(heapq.heappop(self._waiting[lane])[2])
+        self._waiting = {lane: waiting for lane, waiting in self._waiting.items() if waiting}
+        opening = self.gates.next_opening(self.now) if self._waiting else None
+        if opening is not None and not self.now < self._looks_at <= opening:
+            self._looks_at = opening
+            self._at(opening, None)
+
+    def _take(self, mail: Mail) -> None:
+        message = another(
+            domain=mail.domain,
+            turn=mail.turn + 1,
+            first_due_at=T0 + timedelta(seconds=mail.queued_at),
+        )
+        job = Job(message, self.now + 300.0, self.now)
         key = SiteKey("mx", f"mx:{mail.domain}", ((0, mail.domain),), ())
         line = self.dispatch.lines.get(key)
         if line is None:
@@ -136,11 +169,18 @@ class World:
         self.gatekeeper.learn(line, job, outcome, began_at, self.now)
         job.leave_gates()
         self.dispatch.leave(place)
-        if outcome.verdict is Verdict.DELIVERED:
+        assert mail.sent_at is mail.failed_at is None
+        settled = self.settler.settle(
+            job.message, outcome, began_at, self.now, epoch=T0.timestamp()
+        )
+        if settled.cause is Cause.DELIVERED:
             mail.sent_at = self.now
-        else:
+        elif settled.cause is Cause.DEFERRED:
             mail.turn += 1
-            self._at(self.now + retry_delay(mail.turn, UNIT, self.rng), mail)
+            self._at(self.now + settled.delay, mail)
+        else:
+            assert settled.cause is Cause.EXHAUSTED
+            mail.failed_at = self.now
 
 
 def fails(phase: Phase, verdict: Verdict = Verdict.DEFERRED) -> Outcome:
@@ -271,30 +311,74 @@ def test_one_domain_alone_is_delivered_as_fast_as_if_all_of_it_were_claimed():
     assert ends(Claiming(None)) == pytest.approx(ends(World(None)), abs=1e-9)
 
 
-@pytest.mark.parametrize("takes", [0.0001, 60.0], ids=["refuses", "says nothing"])
-def test_an_outage_of_a_day_is_waited_out_by_the_schedule(takes: float):
-    """Nobody else waits, nothing is tried more often than it should be, and nothing piles up."""
-    day = 86_400.0
-    world = World((takes, fails(Phase.CONNECT)), until=day)
-    for number in range(300):
+@dataclass
+class Outage:
+    """A domain that is away from the start on, mail to it, and some to all others meanwhile."""
+
+    world: World
+    takes: float
+    """Seconds after which an attempt there ends."""
+    waiting: list[Mail]
+
+    def others_are_untouched(self) -> None:
+        """Nobody else waits, and nothing piles up."""
+        assert latencies(self.world) == pytest.approx([TAKES] * MINUTES, abs=1e-9)
+        assert self.world.most["gates"] <= 2
+        assert self.world.most["lines"] <= 3
+
+    def schedule_is_kept(self) -> None:
+        """No message is tried before its delay is over, and the domain is only asked whether it is
+        back: one or two at once, pause after pause."""
+        for mail in self.waiting:
+            for turn, (before, after) in enumerate(pairwise(mail.tried_at), 1):
+                assert after - before >= (1 - JITTER) * min(turn**2, LONGEST_DELAY) * UNIT
+        tries = sorted(at for mail in self.waiting for at in mail.tried_at)
+        pauses = (tries[-1] - tries[0]) / (LONGEST_PAUSE / (1 + JITTER) * (1 - JITTER) * UNIT)
+        assert len(tries) <= PLACES // 4 + 2 * pauses + 10
+
+
+MINUTES = 24 * 60
+
+
+def outage(takes: float, count: int, lasts: float) -> Outage:
+    """So many mails to it, in the first hours; then it is away until `lasts`."""
+    world = World((takes, fails(Phase.CONNECT)), until=lasts)
+    for number in range(count):
         world.queue(DEAD, number * 30.0)
-    for number in range(24 * 60):
+    for number in range(MINUTES):
         world.queue(f"d{number % 499}.example", number * 60.0)
-    world.run(day - 1)
-    assert latencies(world) == pytest.approx([TAKES] * (24 * 60), abs=1e-9)
-    waiting = [mail for mail in world.mails if mail.domain == DEAD]
-    assert not any(mail.sent_at for mail in waiting)
-    for mail in waiting:
-        for turn, (before, after) in enumerate(
-            zip(mail.tried_at, mail.tried_at[1:], strict=False), 1
-        ):
-            assert after - before >= 0.8 * turn**2 * UNIT
-    # It is asked whether it is back, and not more than that: one or two at once, pause after pause.
-    tries = sorted(at for mail in waiting for at in mail.tried_at)
-    assert day / (LONGEST_PAUSE * UNIT * 1.3 + takes) / 2 < len(tries) < 500
-    assert world.most["gates"] <= 2
-    assert world.most["lines"] <= 3
-    # Back again, it gets all of it within what a last pause and the longest wait take.
-    world.run()
-    assert all(mail.sent_at for mail in waiting)
-    assert max(mail.sent_at or 0.0 for mail in waiting) < 2 * day
+    return Outage(world, takes, [mail for mail in world.mails if mail.domain == DEAD])
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 300])
+@pytest.mark.parametrize(
+    ("takes", "days"),
+    [(0.0001, 1), (60.0, 1), (0.0001, 4)],
+    ids=["refuses", "says nothing", "refuses for long"],
+)
+def test_an_outage_of_days_is_waited_out(takes: float, count: int, days: int):
+    """Nothing of it is given up, and once it is over all of it is delivered, within what a last
+    pause and the longest wait take."""
+    found = outage(takes, count, days * DAY)
+    found.world.run(days * DAY - 1)
+    assert not any(mail.sent_at or mail.failed_at for mail in found.waiting)
+    found.schedule_is_kept()
+    found.world.run()
+    found.others_are_untouched()
+    longest = (LONGEST_DELAY * (1 + JITTER) + 2 * LONGEST_PAUSE) * UNIT
+    assert max(mail.sent_at or float("inf") for mail in found.waiting) <= days * DAY + longest
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 300])
+@pytest.mark.parametrize("takes", [0.0001, 60.0], ids=["refuses", "says nothing"])
+def test_what_never_comes_back_is_given_up(takes: float, count: int):
+    """Each message once, not before its lifetime is over; and then as fast as the domain is asked
+    whether it is back."""
+    found = outage(takes, count, float("inf"))
+    found.world.run()
+    found.others_are_untouched()
+    found.schedule_is_kept()
+    ages = [(mail.failed_at or 0.0) - mail.queued_at for mail in found.waiting]
+    assert min(ages) >= LIFETIME
+    asked = LONGEST_PAUSE * (1 + JITTER) * UNIT + takes
+    assert max(ages) <= LIFETIME + LONGEST_DELAY * (1 + JITTER) * UNIT + 2 * (count + 1) * asked

@@ -15,7 +15,7 @@ from relay.outbound.enqueue import enqueue
 from relay.outbound.lanes import Ask, lane_of
 from relay.outbound.message import Address, Attachment, Message
 from relay.outbound.settled import Settled
-from relay.outbound.states import Cause
+from relay.outbound.states import Cause, State
 from tests.eventually import eventually
 from tests.outbound.node import Node, lose, put, status
 
@@ -280,6 +280,64 @@ async def test_a_lease_lost_in_the_last_attempt_starts_no_further_one(any_pool: 
     await lose(any_pool, queued.id)
     assert (await node.look()).quarantined == [queued.id]
     assert await status(any_pool, queued.id) == "held"
+
+
+@pytest.mark.parametrize("reaped", [False, True], ids=["claimed", "reaped"])
+async def test_no_attempt_is_the_last_of_what_goes_directly(any_pool: Pool, reaped: bool):
+    """By whose route it goes is known where its lease is found lost: of those that were tried more
+    often than attempts are counted, only what has an upstream is set aside."""
+    upstream, direct = ("up@example.org", "smtps://up.example:465"), ("mx@example.org", "mx:")
+    for address, url in (upstream, direct):
+        await any_pool.execute(
+            "INSERT INTO relay.senders (address, upstream) VALUES (%s, %s)", (address, url)
+        )
+    ids = {}
+    for default in (False, True):
+        node = Node(any_pool, max_attempts=2, direct=default)
+        for sender in ("up@example.org", "mx@example.org", "none@example.org"):
+            (queued,) = await put(any_pool, f"{default}@x.example", sender=sender)
+            ids[sender] = queued.id
+        for _ in range(2):
+            await node.finish(await node.drain(), Cause.DEFERRED)
+        assert len(await node.drain()) == 3
+        await lose(any_pool, *ids.values())
+        if reaped:
+            found = await node.queue.reap()
+            aside, lost = found.quarantined, found.lost
+        else:
+            batches = [await node.look() for _ in range(3)]
+            aside = [one for batch in batches for one in batch.quarantined]
+            lost = [one.id for batch in batches for one in batch.messages]
+            assert {one.turn for batch in batches for one in batch.messages} == {4}
+        counted = {ids["up@example.org"], *([] if default else [ids["none@example.org"]])}
+        assert set(aside) == counted
+        assert set(lost) == set(ids.values()) - counted
+        await any_pool.execute("DELETE FROM relay.outbound_due")
+
+
+async def test_since_when_a_message_is_due_outlasts_all_but_a_retry_by_hand(any_pool: Pool):
+    """Whatever becomes of its claims, and however late its next is; what is scheduled is due at
+    its time."""
+    at = datetime.now(UTC) - timedelta(hours=3)
+    node, admin = Node(any_pool, max_losses=9), QueueAdmin(any_pool)
+    (queued,) = await put(any_pool, "a@x.example", send_at=at)
+    due = "UPDATE relay.outbound_due SET run_at = now() - interval '1 minute'"
+    for cause in (Cause.RELEASED, Cause.DEFERRED, None, Cause.DEFERRED):
+        (message,) = await node.claim()
+        assert message.first_due_at == at
+        if cause is None:
+            await lose(any_pool, queued.id)
+        else:
+            await node.finish([message], cause, delay=3600.0)
+            await any_pool.execute(due)
+    for before in (Cause.DEFERRED, Cause.EXHAUSTED, Cause.UNCERTAIN):
+        await node.finish(await node.claim(), before, delay=3600.0)
+        earlier = datetime.now(UTC) - timedelta(minutes=1)
+        assert await admin.retry(queued.id) is State.QUEUED
+        (message,) = await node.claim()
+        assert message.turn == 1
+        assert message.first_due_at == message.due_at > earlier
+        await node.finish([message], Cause.DEFERRED)
 
 
 async def test_the_reaper_frees_what_nobody_claims(any_pool: Pool):

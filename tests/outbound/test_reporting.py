@@ -17,6 +17,7 @@ import trio
 
 from relay.returns.report import DSN, Report, read
 from tests.certificates import write
+from tests.dns.server import DnsServer
 from tests.eventually import eventually
 from tests.outbound.sink import Received, Session, Sink, running_sink
 from tests.relay_process import RelayProcess
@@ -342,6 +343,58 @@ async def test_what_waits_and_what_bounces_late(tmp_path: Path) -> None:
         _, one = fields(parsed(gone)[0])
         assert (one["Action"], one["Status"]) == ("failed", "4.4.7")
         assert "450" in one["Diagnostic-Code"]
+
+
+async def test_what_goes_directly_is_told_of_once_when_it_is_old(tmp_path: Path) -> None:
+    """Of each message, not before its lifetime is over, and however often it was tried."""
+    lifetime = 2
+    async with running_sink(receiving) as sink, trio.open_nursery() as nursery:
+        zone = {
+            **{(domain, "MX"): ["10 mx.example."] for domain in ("y.example", "shop.example")},
+            ("mx.example", "A"): ["127.0.0.1"],
+        }
+        server = await nursery.start(DnsServer(zone).run)
+        relay = RelayProcess(
+            tmp_path / "var",
+            env={
+                "RELAY_OUTBOUND__UPSTREAM": "mx:",
+                "RELAY_OUTBOUND__PRIVATE_MX": "true",
+                "RELAY_OUTBOUND__MX_PORT": str(sink.port),
+                "RELAY_DNS__SERVERS": f'["{server.address[0]}:{server.address[1]}"]',
+                "RELAY_OUTBOUND__RETRY_UNIT": "0.01",
+                "RELAY_OUTBOUND__MX_LIFETIME": str(lifetime),
+            },
+        )
+        await trio.to_thread.run_sync(relay.start)
+        try:
+            r = Reporting(relay, sink)
+            for _ in range(3):
+                await r.submit("later@y.example")
+            reports = await r.got(count=3)
+            await r.settled()
+            assert await r.got(count=3) == reports
+            for received in reports:
+                _, one = fields(parsed(received)[0])
+                assert (one["Action"], one["Status"]) == ("failed", "4.2.1")
+
+            def ages() -> list[tuple[float, int]]:
+                with psycopg.connect(relay.run["database_url"]) as sql:
+                    return sql.execute(
+                        """
+                        SELECT extract(epoch FROM g.finished_at - l.created_at)::float8, g.attempt
+                        FROM relay.outbound_log g
+                        JOIN relay.outbound_letters l ON l.id = g.id
+                        WHERE g.status = 'failed'
+                        """
+                    ).fetchall()
+
+            ended = await trio.to_thread.run_sync(ages)
+            assert len(ended) == 3
+            assert min(age for age, _ in ended) >= lifetime
+            assert min(attempts for _, attempts in ended) > 1
+        finally:
+            await trio.to_thread.run_sync(relay.stop)
+            nursery.cancel_scope.cancel()
 
 
 async def test_tls_all_the_way(tmp_path: Path) -> None:

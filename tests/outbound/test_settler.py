@@ -2,16 +2,26 @@
 
 import random
 import re
+from datetime import timedelta
 
 import pytest
 
+from relay.outbound.backoff import Schedule
 from relay.outbound.settler import Settler, ours
 from relay.outbound.states import Cause
 from relay.outbound.steps import pack
 from relay.smtp.client import Outcome, Peer, Phase, Verdict
-from tests.outbound.claims import ID, claimed
+from tests.outbound.claims import AT, ID, claimed
 
-SETTLER = Settler(max_attempts=3, retry_unit=60.0, redact_key=b"k" * 32, rng=random.Random(1))
+LIFETIME = 5 * 86_400.0
+SETTLER = Settler(
+    lambda message: (
+        Schedule.for_lifetime(60.0, LIFETIME) if message.upstream == "mx:" else Schedule(60.0, 3)
+    ),
+    redact_key=b"k" * 32,
+    rng=random.Random(1),
+)
+EPOCH = AT.timestamp()
 
 
 def test_a_delivery_is_recorded_step_by_step():
@@ -22,7 +32,7 @@ def test_a_delivery_is_recorded_step_by_step():
         Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "taken, b@y.example", False, True, trace=trace
     )
     peer = Peer("mx.y.example[192.0.2.1]:25", "TLSv1.3")
-    settled = SETTLER.settle(claimed(fence=4), outcome, 1.0, 3.0, opening, peer=peer)
+    settled = SETTLER.settle(claimed(fence=4), outcome, 1.0, 3.0, opening, peer=peer, epoch=EPOCH)
     assert settled.steps == pack((*opening, *trace), 1.0)
     assert (settled.id, settled.fence, settled.cause, settled.delay) == (
         ID, 4, Cause.DELIVERED, 0.0,
@@ -43,7 +53,7 @@ def test_a_delivery_is_recorded_step_by_step():
 def test_what_was_said_to_a_message_that_was_taken_is_kept(said: str, kept: str | int | None):
     """As long as it is short; nothing said is no reply."""
     outcome = Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, said, False, True)
-    reply = SETTLER.settle(claimed(), outcome, 1.0, 2.0).reply
+    reply = SETTLER.settle(claimed(), outcome, 1.0, 2.0, epoch=EPOCH).reply
     if isinstance(kept, int):
         assert reply is not None
         assert kept - 5 < len(reply) <= kept
@@ -55,14 +65,15 @@ def test_what_was_said_to_a_message_that_was_taken_is_kept(said: str, kept: str 
 def test_a_password_is_not_kept_by_who_repeats_it(verdict: Verdict):
     """Whether they take the message or not."""
     outcome = Outcome(verdict, Phase.DOT, 250, "2.0.0", "Hello user hunter2", False, True)
-    settled = SETTLER.settle(claimed(), outcome, 1.0, 2.0, secrets=("hunter2",))
+    settled = SETTLER.settle(claimed(), outcome, 1.0, 2.0, secrets=("hunter2",), epoch=EPOCH)
     assert "hunter2" not in f"{settled.reply} {settled.error}"
     assert "Hello user" in f"{settled.reply} {settled.error}"
 
 
 def test_what_no_peer_said_is_one_step():
     """The deciding phase alone, at its end."""
-    settled = SETTLER.settle(claimed(), ours(Verdict.DEFERRED, Phase.CONNECT, "no route"), 1.0, 2.0)
+    outcome = ours(Verdict.DEFERRED, Phase.CONNECT, "no route")
+    settled = SETTLER.settle(claimed(), outcome, 1.0, 2.0, epoch=EPOCH)
     assert settled.steps == pack([(Phase.CONNECT, 0, 2.0, 0.0)], 1.0)
     assert (settled.code, settled.error) == (None, "no route")
     assert (settled.peer, settled.tls, settled.reply) == (None, None, None)
@@ -72,11 +83,43 @@ def test_what_no_peer_said_is_one_step():
 def test_the_next_attempt_is_by_how_many_there_were(turn: int, cause: Cause):
     """n² units, give or take a fifth; after the last there is none."""
     settled = SETTLER.settle(
-        claimed(turn=turn), ours(Verdict.UNKNOWN, Phase.DOT, "broke off"), 1.0, 2.0
+        claimed(turn=turn), ours(Verdict.UNKNOWN, Phase.DOT, "broke off"), 1.0, 2.0, epoch=EPOCH
     )
     assert settled.cause is cause
     assert settled.delay == 0.0 or 48.0 <= settled.delay <= 72.0
     assert (settled.delay > 0) is (cause is Cause.DEFERRED)
+
+
+@pytest.mark.parametrize(
+    ("turn", "age", "cause", "units"),
+    [
+        (7, 3600.0, Cause.DEFERRED, 49),
+        (8, 3600.0, Cause.DEFERRED, 60),
+        (125, LIFETIME - 1.0, Cause.DEFERRED, 60),
+        (2, LIFETIME, Cause.EXHAUSTED, 0),
+        (1, 2 * LIFETIME, Cause.DEFERRED, 1),
+        (10_000, 0.0, Cause.EXHAUSTED, 0),
+    ],
+)
+def test_what_goes_directly_is_tried_for_its_lifetime(
+    turn: int, age: float, cause: Cause, units: int
+):
+    """Each hour at last; the first failure after it ends it, but never the first of all."""
+    message = claimed(turn=turn, upstream="mx:", created_at=AT - timedelta(days=30))
+    outcome = ours(Verdict.DEFERRED, Phase.CONNECT, "refused")
+    settled = SETTLER.settle(message, outcome, age - 1.0, age, epoch=EPOCH)
+    assert settled.cause is cause
+    assert 48.0 * units <= settled.delay <= 72.0 * units
+
+
+def test_an_attempt_is_judged_by_the_route_that_it_took():
+    """Who gives mail of a day that went directly to an upstream has one attempt there."""
+    outcome = ours(Verdict.DEFERRED, Phase.CONNECT, "refused")
+    causes = [
+        SETTLER.settle(claimed(turn=30, upstream=url), outcome, 1.0, 86_400.0, epoch=EPOCH).cause
+        for url in ("mx:", "smtps://up.example:465", None)
+    ]
+    assert causes == [Cause.DEFERRED, Cause.EXHAUSTED, Cause.EXHAUSTED]
 
 
 def test_neither_addresses_nor_subject_nor_password_are_recorded():
@@ -89,6 +132,7 @@ def test_neither_addresses_nor_subject_nor_password_are_recorded():
         1.0,
         2.0,
         secrets=("hunter2hunter2",),
+        epoch=EPOCH,
     )
     assert settled.cause is Cause.REFUSED
     assert settled.error is not None

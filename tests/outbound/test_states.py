@@ -85,21 +85,19 @@ def test_the_picture_in_the_header_is_the_table():
     assert drawn == TRANSITIONS
 
 
-@pytest.mark.parametrize("turn", [1, 9, 10, 11])
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize(("phase", "seen"), list(itertools.product(Phase, Seen)))
-def test_what_a_reply_means_for_the_message(phase: Phase, seen: Seen, hold: bool, turn: int):
-    """5xx bounces at RCPT, fails at MAIL, DATA and dot, defers before; the tenth is the last.
+def test_what_a_reply_means_for_the_message(phase: Phase, seen: Seen, hold: bool, last: bool):
+    """5xx bounces at RCPT, fails at MAIL, DATA and dot, defers before, but for the last attempt.
 
     The two laws together: that of the conversation, and that of the message.
     """
     verdict = LAW[phase][seen].verdict
     if verdict is None:
         return  # the conversation goes on
-    state = next_state(
-        State.PROCESSING, cause_of(verdict, turn=turn, max_attempts=10, hold_unknown=hold)
-    )
-    again = State.FAILED if turn >= 10 else State.QUEUED
+    state = next_state(State.PROCESSING, cause_of(verdict, last=last, hold_unknown=hold))
+    again = State.FAILED if last else State.QUEUED
     if phase is Phase.DOT and seen is Seen.GOOD:
         assert state is State.SENT
     elif verdict is Verdict.UNKNOWN:
@@ -115,8 +113,5 @@ def test_what_a_reply_means_for_the_message(phase: Phase, seen: Seen, hold: bool
 
 def test_every_verdict_is_ruled():
     """Each verdict of a conversation means something for the message, and not the same."""
-    causes = {
-        verdict: cause_of(verdict, turn=1, max_attempts=10, hold_unknown=True)
-        for verdict in Verdict
-    }
+    causes = {verdict: cause_of(verdict, last=False, hold_unknown=True) for verdict in Verdict}
     assert len(set(causes.values())) == len(Verdict)

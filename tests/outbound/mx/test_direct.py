@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from relay.smtp import racing
 from relay.smtp.tls_faults import TlsFault, Wrong
 from tests import certificates
 from tests.dns.server import DnsServer
+from tests.eventually import eventually
 from tests.outbound.node import put
 from tests.outbound.running import Outbound, running_outbound
 from tests.outbound.sink import HangUp, Script, Session, Sink, running_sink, well_behaved
@@ -32,6 +35,7 @@ class World:
     """What the tests deliver through."""
 
     outbound: Outbound
+    dns: DnsServer
     sinks: Mapping[str, Sink]
     """By the last number of their addresses."""
 
@@ -83,7 +87,7 @@ async def world(
                 **{"private_mx": True, "mx_port": port, "resolver": lambda: resolver, **settings},
             )
         )
-        yield World(outbound, sinks)
+        yield World(outbound, server, sinks)
 
 
 def mx(domain: str, *numbers: str, preference: int = 10) -> dict[tuple[str, str], list[str]]:
@@ -211,6 +215,59 @@ async def test_what_no_exchanger_takes_is_deferred(pool):
         (row,) = await w.send("a@shop.example", status="queued")
         assert row[3].startswith("554 5.7.1")
         assert [len(sink.sessions) for sink in w.sinks.values()] == [1, 1]
+
+
+async def test_an_outage_costs_no_mail_however_many_attempts_it_is(pool):
+    """Where an upstream would have had the last of them, and behind the gates that it closes."""
+    tries = Counter[str]()
+
+    async def away(session: Session, said: str, line: str) -> bytes | None:
+        tries["away"] += said == "connect"
+        return b"421 4.3.2 not now\r\n" if tries["away"] <= 15 and said == "connect" else None
+
+    async def greylists(session: Session, said: str, line: str) -> bytes | None:
+        tries["greylists"] += said == "RCPT"
+        return b"451 4.2.1 later\r\n" if tries["greylists"] <= 15 and said == "RCPT" else None
+
+    zone = {**mx("away.example", "2"), **mx("grey.example", "3"), **mx("lost.example", "3")}
+    async with world(pool, zone, {"2": away, "3": greylists}, retry_unit=0.002) as w:
+        for row in await w.send("a@away.example", "a@grey.example"):
+            assert row[:2] == ("sent", 16)
+        # What the DNS failed to say is not asked for again at once, so this one goes on waiting.
+        w.dns.failing.add(("lost.example", "MX"))
+        (lost,) = await put(pool, "a@lost.example")
+        w.outbound.wake()
+        row = await eventually(
+            lambda: w.outbound.row(lost.id), "it is tried often", until=lambda row: row[1] > 15
+        )
+        assert row[0] in {"queued", "processing"}
+
+
+async def test_what_is_away_for_longer_than_the_lifetime_has_failed_then(pool):
+    """Not before, and with what was said last; what is scheduled counts from its time."""
+    no, lifetime = answers("RCPT", b"451 4.2.1 later\r\n"), timedelta(seconds=1)
+    async with world(
+        pool,
+        mx("shop.example", "2"),
+        {"2": no},
+        retry_unit=0.002,
+        mx_lifetime=lifetime.total_seconds(),
+    ) as w:
+        now = datetime.now(UTC)
+        for due in (now, now + lifetime):
+            (one,) = await put(pool, "a@shop.example", send_at=due)
+            w.outbound.wake()
+            row = await w.outbound.becomes(one.id, "failed")
+            assert row[3] == "451 4.2.1 later"
+            begun = await pool.fetch(
+                "SELECT at FROM relay.outbound_attempts WHERE message_id = %s ORDER BY attempt",
+                (one.id,),
+            )
+            ended = await pool.fetch_value(
+                "SELECT finished_at FROM relay.outbound_log WHERE id = %s", (one.id,)
+            )
+            assert len(begun) == row[1] > 1
+            assert begun[-2][0] < due + lifetime <= ended
 
 
 async def test_an_attempt_tries_so_many_exchangers_and_no_more(pool):
