@@ -46,8 +46,8 @@ def open_(only_print: bool, data_dir: Path) -> None:
     url = sign_in_link(data_dir, LASTS)
     if only_print or not _has_browser():
         output.say(url)
-        if not only_print:
-            output.note(f"relay: No browser here; the link works once, within {LASTS:.0f} s.")
+        the = "The" if only_print else "No browser here; the"
+        output.note(f"relay: {the} link works once, within {LASTS:.0f} s.")
         return
     import webbrowser
 

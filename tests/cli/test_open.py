@@ -35,9 +35,11 @@ def sign_in(url: str) -> int:
 
 
 def test_the_link_signs_in_once(relay: RelayProcess) -> None:
-    """It is printed alone, and each is another; where there is no browser it is printed too."""
+    """It is printed alone, and each is another; where there is no browser it is printed too.  How
+    long it may be used is said beside it."""
     done = cli("open", "--print", "--data-dir", relay.data_dir)
-    assert (done.returncode, done.stderr) == (0, b"")
+    said = b"relay: The link works once, within 60 s.\n"
+    assert (done.returncode, done.stderr) == (0, said)
     link = done.stdout.decode().strip()
     assert link.startswith(relay.run["http"])
     assert [sign_in(link), sign_in(link)] == [200, 401]

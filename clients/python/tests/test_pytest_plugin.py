@@ -395,7 +395,9 @@ def test_without_a_token_it_says_what_is_needed(
     inner.makepyfile("def test_it(inbox): pass\n\ndef test_other(smtp_server): pass\n")
     result = _run(inner)
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*set RELAY_TOKEN*"])
+    result.stdout.fnmatch_lines(
+        ["*set RELAY_TOKEN to a key of it (relay key create * --scope read,send)*"]
+    )
 
 
 def test_a_relay_is_started_and_stopped(

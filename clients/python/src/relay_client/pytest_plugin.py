@@ -234,7 +234,9 @@ def _relay_info(relay: Relay) -> Info:
         if refused.status != 401:
             raise
         pytest.fail(
-            "smtp_server asks the relay where it takes mail: set RELAY_TOKEN", pytrace=False
+            "smtp_server asks the relay where it takes mail: set RELAY_TOKEN to a key of it"
+            " (relay key create --owner tests --scope read,send)",
+            pytrace=False,
         )
 
 
