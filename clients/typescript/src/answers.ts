@@ -13,9 +13,12 @@ const number: Shape = (value) => typeof value === "number";
 const truth: Shape = (value) => typeof value === "boolean";
 const time: Shape = (value) => text(value) && !Number.isNaN(Date.parse(value as string));
 
-/** One that a header can carry. */
-const token: Shape = (value) =>
-  value === null || (typeof value === "string" && /^[\x20-\x7e]+$/.test(value));
+/** Whether a value is a token, as a header can carry it. */
+export function isToken(value: unknown): value is string {
+  return typeof value === "string" && /^[\x20-\x7e]+$/.test(value);
+}
+
+const maybeToken: Shape = (value) => value === null || isToken(value);
 
 const every =
   (shape: Shape): Shape =>
@@ -34,7 +37,7 @@ const texts = every(text);
 const fields: Shape = (value) =>
   record({})(value) && Object.values(value as object).every((one) => text(one) || texts(one));
 
-export const INBOX = record({ address: text, session_token: token });
+export const INBOX = record({ address: text, session_token: maybeToken });
 
 export const LIST = every(
   record({ id: text, from_address: maybeText, subject: maybeText, received_at: time }),

@@ -9,7 +9,8 @@
  * not seen before.  (In a browser, which has unpacked it, it is measured as it is then.)
  */
 
-import { Refused, Unreachable, quoted } from "./errors.js";
+import { Refused, Unreachable } from "./errors.js";
+import { quoted } from "./text.js";
 import { VERSION } from "./version.js";
 
 /** For how many milliseconds an answer is waited for that the relay does not keep back. */

@@ -10,6 +10,7 @@
  */
 
 import { parseArgs } from "node:util";
+import { isToken } from "./answers.js";
 import {
   type Inbox,
   type Message,
@@ -23,8 +24,8 @@ import {
   VERSION,
   WaitTimeout,
 } from "./index.js";
-import { visible } from "./errors.js";
 import { type MessageJson, described } from "./records.js";
+import { visible } from "./text.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
 
@@ -174,7 +175,7 @@ function opened(relay: Relay, [inbox]: string[]): Inbox {
   try {
     const { address, session_token: token } = JSON.parse(inbox) as Record<string, string | null>;
     if (typeof address === "string" && (token ?? null) === null) return relay.mailbox(address);
-    if (typeof address === "string" && typeof token === "string" && /^[\x20-\x7e]+$/.test(token)) {
+    if (typeof address === "string" && isToken(token)) {
       return relay.mailbox(address, token);
     }
   } catch {

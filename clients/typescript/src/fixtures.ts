@@ -1,7 +1,8 @@
 /** What the fixtures of each test runner are made of. */
 
-import { Refused, RelayError, visible } from "./errors.js";
+import { Refused, RelayError } from "./errors.js";
 import type { Inbox, InboxOptions, Message, Relay } from "./relay.js";
+import { visible } from "./text.js";
 import { FIXTURE_TTL } from "./waiting.js";
 
 const SHOWN = 20; // messages of a report
@@ -32,7 +33,9 @@ export interface SmtpServer {
 export async function smtpServerOf(relay: Relay, test: string): Promise<SmtpServer> {
   const { smtp, starttls, capture } = await relay.info().catch((error: unknown) => {
     if (!(error instanceof Refused && error.status === 401)) throw error;
-    const needed = "smtpServer asks the relay where it takes mail: set RELAY_TOKEN";
+    const needed =
+      "smtpServer asks the relay where it takes mail: set RELAY_TOKEN to a key of it " +
+      "(relay key create --owner tests --scope read,send)";
     throw new RelayError(needed, { cause: error });
   });
   const found = /^\[?(.*?)\]?:(\d+)$/.exec(smtp ?? "");

@@ -3,6 +3,7 @@
  * is refused here, before anything is asked.
  */
 
+import { isToken } from "./answers.js";
 import type { Target } from "./call.js";
 import { RelayError } from "./errors.js";
 
@@ -27,7 +28,7 @@ export function target({ url, token, fetch }: RelayOptions): Target {
   const where = url || environment("RELAY_URL") || DEFAULT_URL;
   const opens = token === undefined ? environment("RELAY_TOKEN") : token;
   checkUrl(where);
-  if (opens && !/^[\x20-\x7e]+$/.test(opens)) {
+  if (opens && !isToken(opens)) {
     throw new RelayError("the token has characters that no token has");
   }
   return { url: where, token: opens, fetch };

@@ -23,7 +23,6 @@ import {
   test as base,
   expect,
 } from "@playwright/test";
-import { inOneLine, visible } from "./errors.js";
 import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
@@ -34,6 +33,7 @@ import {
   smtpServerOf,
 } from "./fixtures.js";
 import { type Inbox, Relay } from "./relay.js";
+import { inALine, visible } from "./text.js";
 
 export { expect };
 export type { SmtpServer };
@@ -80,7 +80,7 @@ export const fixtures: Fixtures<
       await test.attach(visible(`mail to ${inbox.address}`), { body: text, contentType: "text/plain" });
       for (const { subject, html } of messages) {
         if (html !== null) {
-          await test.attach(`mail: ${inOneLine(subject ?? "(no subject)")}`, {
+          await test.attach(`mail: ${inALine(subject ?? "(no subject)")}`, {
             body: framed(html),
             contentType: "text/html",
           });

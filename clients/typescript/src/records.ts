@@ -4,9 +4,10 @@
  * What needs another call (`raw`, an attachment's `content`, `checks()`) is added in `relay.ts`.
  */
 
-import { NoSuchLink, inOneLine, quoted } from "./errors.js";
+import { NoSuchLink } from "./errors.js";
 import { isLike } from "./links.js";
 import type { components } from "./schema.js";
+import { inALine, quoted } from "./text.js";
 
 type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
@@ -124,7 +125,7 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
     for (const link of this.links) {
       if (match === undefined || matches(link, match)) return link;
     }
-    const listed = this.links.map((link) => `\n  ${inOneLine(link)}`).join("") || " none";
+    const listed = this.links.map((link) => `\n  ${inALine(link)}`).join("") || " none";
     const what =
       match === undefined
         ? ""

@@ -14,7 +14,6 @@ import {
   RelayError,
   UnexpectedMail,
   WaitTimeout,
-  quoted,
 } from "./errors.js";
 import {
   type Answer,
@@ -42,6 +41,7 @@ import {
   parsedInfo,
 } from "./records.js";
 import type { components } from "./schema.js";
+import { quoted } from "./text.js";
 import {
   OTHERS,
   PART,
@@ -49,7 +49,7 @@ import {
   type WaitOptions,
   type Wanted,
   waitQuery,
-  inALine,
+  lineOf,
   inVain,
   inWords,
   newMailbox,
@@ -247,7 +247,7 @@ export class Inbox implements AsyncDisposable {
   async waitNone(milliseconds = 1_000, wanted: Wanted = {}): Promise<void> {
     const found = await this.#next(wanted, performance.now() + waitable(milliseconds));
     if (found !== null) {
-      throw new UnexpectedMail(`mail came where none was to come:\n  ${inALine(found)}`);
+      throw new UnexpectedMail(`mail came where none was to come:\n  ${lineOf(found)}`);
     }
   }
 
@@ -303,7 +303,7 @@ export class Inbox implements AsyncDisposable {
     }
     const found: Message[] = [];
     for (const entry of entries.slice(0, limit)) {
-      const one = this.#request("GET", `/messages/${encodeURIComponent(entry.id)}`);
+      const one = this.#request("GET", ofMessage(entry.id));
       const json = answers.MESSAGE(entry)
         ? (entry as WholeEntryJson)
         : await this.#exchange.json<MessageJson>(one, answers.MESSAGE);
@@ -407,6 +407,11 @@ function following(answer: Answer): string | undefined {
   return next || undefined;
 }
 
+/** The path of a message in its inbox, or of something of it. */
+function ofMessage(id: string, more = ""): string {
+  return `/messages/${encodeURIComponent(id)}${more}`;
+}
+
 /** The path of a next page that has no more than so many: what it has is marked read. */
 function ofAtMost(path: string, count: number): string {
   return path.replace(/([?&]limit=)\d+/, (_, name: string) => `${name}${Math.min(count, PAGE)}`);
@@ -433,21 +438,21 @@ export class Message extends MessageData<Attachment> {
 
   /** Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss. */
   async checks(): Promise<Checks> {
-    const answer = await this.#read("GET", `/messages/${this.id}/checks`);
+    const answer = await this.#read("GET", ofMessage(this.id, "/checks"));
     return decoded(answer, answers.CHECKS) as Checks;
   }
 
   /** Delete it for good; one that is gone already is. */
   async delete(): Promise<void> {
     try {
-      await this.#read("DELETE", `/messages/${this.id}`);
+      await this.#read("DELETE", ofMessage(this.id));
     } catch (error) {
       if (!(error instanceof Refused && error.problem === "message-not-found")) throw error;
     }
   }
 
   async #bytes(): Promise<Uint8Array> {
-    return (await this.#read("GET", `/messages/${this.id}/raw`, { most: RAW_BYTES })).bytes;
+    return (await this.#read("GET", ofMessage(this.id, "/raw"), { most: RAW_BYTES })).bytes;
   }
 }
 
@@ -459,7 +464,7 @@ export class Attachment extends AttachmentData {
   /** One of a message's `attachments`. */
   constructor(read: Reader, messageId: string, found: AttachmentJson) {
     super(found);
-    const path = `/messages/${messageId}/attachments/${found.index}`;
+    const path = ofMessage(messageId, `/attachments/${found.index}`);
     this.#read = async () => (await read("GET", path, { most: RAW_BYTES })).bytes;
   }
 

@@ -14,7 +14,6 @@
  */
 
 import { test as base } from "vitest";
-import { inOneLine } from "./errors.js";
 import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
@@ -24,6 +23,7 @@ import {
   smtpServerOf,
 } from "./fixtures.js";
 import { type Inbox, Relay } from "./relay.js";
+import { inALine } from "./text.js";
 
 export { expect } from "vitest";
 export type { SmtpServer };
@@ -67,7 +67,7 @@ export const fixtures = {
     const inbox = await inboxOf(relay, inboxOptions);
     await use(inbox);
     if (task.result?.state === "fail") {
-      console.error(`Mail to ${inOneLine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);
+      console.error(`Mail to ${inALine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);
     }
     if (!inboxOptions.keep) await inbox.close();
   },

@@ -3,10 +3,11 @@
  * `relay.ts` and the commands for Cypress make inboxes and wait so.
  */
 
-import { RelayError, WaitTimeout, inOneLine, quoted } from "./errors.js";
+import { RelayError, WaitTimeout } from "./errors.js";
 import type { EntryJson, MessageData, MessageJson, RefusedJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
+import { inALine, quoted } from "./text.js";
 
 type Schemas = components["schemas"];
 
@@ -77,11 +78,11 @@ export function inWords({ subject, sender, after }: Wanted): string {
 }
 
 /** A message in one line. */
-export function inALine(
+export function lineOf(
   entry: Pick<EntryJson | MessageJson, "subject" | "received_at" | "from_address">,
 ): string {
   const subject = entry.subject === null ? "(no subject)" : quoted(entry.subject);
-  return inOneLine(`${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`);
+  return inALine(`${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`);
 }
 
 /**
@@ -95,7 +96,7 @@ export function inVain(
   found: readonly string[] = [],
   refused: readonly RefusedJson[] = [],
 ): WaitTimeout {
-  const others = entries.filter(({ id }) => !found.includes(id)).map(inALine);
+  const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
   const none = found.length > 0 ? "nothing else came" : "nothing came";
   const some = `${count} other${count > 1 ? "s" : ""} came`;

@@ -24,7 +24,7 @@ import { mistype } from "./refusals.mjs";
 const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url).href);
 const { smtpServerOf } = await inner("fixtures");
 const { MessageData } = await inner("records");
-const { quoted, visible } = await inner("errors");
+const { quoted, visible } = await inner("text");
 
 const relay = new Relay();
 const cases = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.url), "utf-8"));
@@ -424,6 +424,31 @@ for (const refuses of [true, false]) {
     assert.deepEqual([state.pages, state.rows, state.singles], [2, 250, 250]);
   });
 }
+
+test("an id leads nowhere else", async () => {
+  /** @type {string[]} */
+  const asked = [];
+  const file = { index: 0, filename: null, content_type: "a/b", size: 1, content_id: null };
+  const led = new Relay({
+    url: "http://relay.example",
+    fetch: async (input) => {
+      asked.push(new URL(String(input)).pathname);
+      const listed = [{ ...MESSAGE, id: "../x?y", attachments: [file] }];
+      return Response.json(asked.length === 1 ? listed : {});
+    },
+  });
+  const [message] = await led.mailbox("a@b").messages();
+  assert.ok(message);
+  await message.raw;
+  await message.attachments[0]?.content;
+  await assert.rejects(message.checks(), Refused); // these are none
+  await message.delete();
+  const within = "/api/v1/mailboxes/a@b/messages/..%2Fx%3Fy";
+  assert.deepEqual(
+    asked.slice(1),
+    ["/raw", "/attachments/0", "/checks", ""].map((one) => within + one),
+  );
+});
 
 test("an inbox ends when it is disposed of; one that was opened stays", async () => {
   /** @type {typeof Symbol.asyncDispose} */

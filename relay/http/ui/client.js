@@ -1,5 +1,25 @@
 // Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so any more.
 
+function visible(text) {
+    return text
+        .replaceAll("\r\n", "\n")
+        .replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, (one) => {
+        const code = (one.codePointAt(0) ?? 0).toString(16);
+        return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+    })
+        .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
+        .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
+}
+function inALine(text) {
+    return visible(text.replace(/[\n\r\t]/g, (one) => (one === "\n" ? "\\n" : one === "\r" ? "\\r" : "\\t")));
+}
+function quoted(text) {
+    const line = inALine(text.replaceAll("\\", "\\\\"));
+    return line.includes("'") && !line.includes('"')
+        ? `"${line}"`
+        : `'${line.replaceAll("'", "\\'")}'`;
+}
+
 class RelayError extends Error {
     name = "RelayError";
     constructor(message, options) {
@@ -27,25 +47,6 @@ class Refused extends RelayError {
         this.retryAfter = retryAfter;
         this.title = title;
     }
-}
-function visible(text) {
-    return text
-        .replaceAll("\r\n", "\n")
-        .replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, (one) => {
-        const code = (one.codePointAt(0) ?? 0).toString(16);
-        return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
-    })
-        .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
-        .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
-}
-function inOneLine(text) {
-    return visible(text.replace(/[\n\r\t]/g, (one) => (one === "\n" ? "\\n" : one === "\r" ? "\\r" : "\\t")));
-}
-function quoted(text) {
-    const line = inOneLine(text.replaceAll("\\", "\\\\"));
-    return line.includes("'") && !line.includes('"')
-        ? `"${line}"`
-        : `'${line.replaceAll("'", "\\'")}'`;
 }
 
 const VERSION = "0.1.0";

@@ -29,11 +29,13 @@ def _truth(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _token(value: Any) -> bool:
-    """Whether it is one that a header can carry."""
-    return value is None or (
-        isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
-    )
+def is_token(value: Any) -> bool:
+    """Whether a value is a token, as a header can carry it."""
+    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
+
+
+def _maybe_token(value: Any) -> bool:
+    return value is None or is_token(value)
 
 
 def _time(value: Any) -> bool:
@@ -65,7 +67,7 @@ def _record(**shapes: Shape) -> Shape:
 
 _texts = _every(_text)
 
-INBOX = _record(address=_text, session_token=_token)
+INBOX = _record(address=_text, session_token=_maybe_token)
 
 _ENTRY = _record(id=_text, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
 LIST = _every(_ENTRY)

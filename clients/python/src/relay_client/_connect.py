@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from relay_client._answers import is_token
 from relay_client.errors import RelayError
 
 __tracebackhide__ = True  # a report of pytest's shows what a frame was called with: the token
@@ -60,7 +61,7 @@ def connection(url: str | None, token: Token) -> Connection:
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
     headers["Accept-Encoding"] = "identity"  # what is packed may be a thousand times as much
     if token:
-        if not token.isascii() or not token.isprintable():
+        if not is_token(token):
             raise RelayError("the token has characters that no token has")
         headers["Authorization"] = f"Bearer {token}"
     # A proxy of the environment is not asked for what is on this machine.

@@ -273,7 +273,7 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
     found: list[JSON] = []
     for entry in entries[:limit]:
         if not _answers.MESSAGE(entry):
-            request = handle.get(f"/messages/{quote(entry['id'], safe='')}")
+            request = handle.get(_of_message(entry["id"]))
             entry = yield from call_json(request, _answers.MESSAGE)
         found.append(entry)
     return found
@@ -305,21 +305,26 @@ def _following(answer: Answer) -> str | None:
     return following or None
 
 
+def _of_message(message_id: str, more: str = "") -> str:
+    """Return the path of a message in its inbox, or of something of it."""
+    return f"/messages/{quote(message_id, safe='')}{more}"
+
+
 def raw(handle: InboxHandle, message_id: str) -> Flow[bytes]:
     """Fetch a message byte for byte."""
-    answer = yield from call(handle.get_raw(f"/messages/{message_id}/raw"))
+    answer = yield from call(handle.get_raw(_of_message(message_id, "/raw")))
     return answer.content
 
 
 def attachment(handle: InboxHandle, message_id: str, index: int) -> Flow[bytes]:
     """Fetch an attachment."""
-    answer = yield from call(handle.get_raw(f"/messages/{message_id}/attachments/{index}"))
+    answer = yield from call(handle.get_raw(_of_message(message_id, f"/attachments/{index}")))
     return answer.content
 
 
 def checks(handle: InboxHandle, message_id: str) -> Flow[JSON]:
     """Fetch what the world would say of a message."""
-    request = handle.get(f"/messages/{message_id}/checks")
+    request = handle.get(_of_message(message_id, "/checks"))
     found: JSON = yield from call_json(request, _answers.CHECKS)
     return found
 
@@ -327,7 +332,7 @@ def checks(handle: InboxHandle, message_id: str) -> Flow[JSON]:
 def delete_message(handle: InboxHandle, message_id: str) -> Flow[None]:
     """Delete a message for good; one that is gone already is."""
     try:
-        yield from call(handle.delete(f"/messages/{message_id}"))
+        yield from call(handle.delete(_of_message(message_id)))
     except Refused as refused:
         if refused.problem != "message-not-found":
             raise

@@ -7,7 +7,7 @@ written with).  So are the first characters of what CI obeys.  GitHub Actions
 obeys lines that begin with `::error::` and its like, and `##[…]` anywhere; Azure Pipelines
 `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
 
-The TypeScript client does the same in errors.ts; clients/cases.json holds both to it.
+The TypeScript client does the same in text.ts; clients/cases.json holds both to it.
 """
 
 from __future__ import annotations
