@@ -7,45 +7,14 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 
 import anyio
 import pytest
+from serving import Answer, serving
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable
 
-Serve = Callable[[socket.socket, bytes], None]
-
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
-
-
-@contextmanager
-def _serving(serve: Serve) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve each connection in a thread of its own: the URL, and what was asked."""
-    asked: list[bytes] = []
-
-    def meet(peer: socket.socket) -> None:
-        with peer, suppress(OSError):
-            request = peer.recv(65536)
-            asked.append(request)
-            serve(peer, request)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def accept() -> None:
-            while True:
-                try:
-                    peer, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=meet, args=(peer,), daemon=True).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
 
 
 def _waits(url: str, client: str) -> None:
@@ -64,7 +33,7 @@ def _waits(url: str, client: str) -> None:
 clients = pytest.mark.parametrize("client", ["sync", "asyncio", "trio"])
 
 
-def _trickle(head: bytes, drop: bytes) -> Serve:
+def _trickle(head: bytes, drop: bytes) -> Answer:
     def serve(peer: socket.socket, request: bytes) -> None:
         peer.sendall(head)
         waits = threading.Event()
@@ -89,7 +58,7 @@ def test_what_comes_by_and_by_is_late(
 ) -> None:
     """A byte now and then does not make a wait last for ever, wherever in the answer it stands."""
     monkeypatch.setattr("relay_client._exchange.GRACE", 0.2)
-    with _serving(_trickle(head, drop)) as (url, _):
+    with serving(_trickle(head, drop)) as (url, _):
         with pytest.raises(Unreachable, match=r"/messages/wait \(for "):
             _waits(url, client)
 
@@ -107,7 +76,7 @@ def test_a_flood_is_cut_off(client: str) -> None:
             peer.sendall(piece)
             sent += 1
 
-    with _serving(serve) as (url, _):
+    with serving(serve) as (url, _):
         with pytest.raises(Refused, match="no relay answered: it says more than 32 MiB"):
             _waits(url, client)
     assert sent < 64
@@ -118,7 +87,7 @@ def test_what_is_packed_is_not_unpacked(client: str) -> None:
     """Nobody asked for it: it may become a thousand times as much."""
     body = gzip.compress(b" " * 10_000_000)
     head = b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with _serving(lambda peer, _: peer.sendall(_HEAD + head + body)) as (url, asked):
+    with serving(lambda peer, _: peer.sendall(_HEAD + head + body)) as (url, asked):
         with pytest.raises(Refused, match="no relay answered: it comes as 'gzip'"):
             _waits(url, client)
     assert b"accept-encoding: identity" in asked[0].lower()
@@ -136,7 +105,7 @@ _MESSAGE: dict[str, object] = {
 }
 
 
-def _pages(entries: list[object], following: str) -> Serve:
+def _pages(entries: list[object], following: str) -> Answer:
     def serve(peer: socket.socket, request: bytes) -> None:
         is_list = b"/messages?" in request
         body = json.dumps(entries if is_list else _MESSAGE).encode()
@@ -150,7 +119,7 @@ def _pages(entries: list[object], following: str) -> Serve:
 def test_a_list_that_leads_to_itself_ends(count: int, pages: int) -> None:
     """After the page that names itself, and after one with nothing on it."""
     same = "/api/v1/mailboxes/a@b/messages?limit=100&cursor=1"
-    with _serving(_pages([_ENTRY] * count, same)) as (url, asked), Relay(url, "x") as relay:
+    with serving(_pages([_ENTRY] * count, same)) as (url, asked), Relay(url, "x") as relay:
         found = relay.mailbox("a@b").messages()
     assert len(found) == count * pages
     assert len([one for one in asked if b"/messages?" in one]) == pages
@@ -162,13 +131,29 @@ def test_a_list_that_leads_to_itself_ends(count: int, pages: int) -> None:
 )
 def test_no_token_goes_to_another_place(following: str) -> None:
     """The next page is the relay's own: nobody else is asked, and hears the token."""
-    with _serving(lambda peer, _: None) as (foreign, heard):
+    with serving(lambda peer, _: None) as (foreign, heard):
         elsewhere = following.format(foreign.rpartition(":")[2])
-        with _serving(_pages([_ENTRY], elsewhere)) as (url, asked), Relay(url, "x") as relay:
+        with serving(_pages([_ENTRY], elsewhere)) as (url, asked), Relay(url, "x") as relay:
             with pytest.raises(Refused) as refused:
                 relay.mailbox("a@b").messages()
     assert str(refused.value).startswith("200 unknown: no relay answered: its next page is at '")
     assert (len(heard), len(asked)) == (0, 1)
+
+
+def test_an_id_leads_nowhere_else() -> None:
+    """A message's id is one part of a path, whatever it says."""
+    file = {"index": 0, "filename": None, "content_type": "a/b", "size": 1, "content_id": None}
+    listed: list[object] = [{**_MESSAGE, "id": "../x?y", "attachments": [file]}]
+    with serving(_pages(listed, "")) as (url, asked), Relay(url, "x") as relay:
+        (message,) = relay.mailbox("a@b").messages()
+        assert message.raw
+        assert message.attachments[0].content
+        with pytest.raises(Refused):  # these are no checks
+            message.checks()
+        message.delete()
+    paths = [one.split()[1].decode() for one in asked]
+    within = "/api/v1/mailboxes/a@b/messages/..%2Fx%3Fy"
+    assert paths[1:] == [within + one for one in ("/raw", "/attachments/0", "/checks", "")]
 
 
 def test_what_is_sent_to_who_reads_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +166,6 @@ def test_what_is_sent_to_who_reads_slowly_ends(monkeypatch: pytest.MonkeyPatch) 
         while not waits.wait(0.02) and peer.recv(4096):
             pass
 
-    with _serving(serve) as (url, _), Relay(url, "x") as relay:
+    with serving(serve) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(RelayError, match=re.escape("does not answer POST")):
             relay.send(from_="a@b", to="c@d", attachments=[("a", bytes(20_000_000))])

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from cases import CASES
 from restarting import restartable
+from serving import serving
 from untrusted import plain, untrusted
 
 from relay_client import AsyncRelay, Refused, Relay, Unreachable, WaitTimeout
@@ -71,7 +72,7 @@ def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES["no_relay"], ids=lambda case: case["error"])
 def test_what_is_no_relay_is_refused(case: dict[str, Any]) -> None:
     """Though it answers well, or leads elsewhere: mostly a proxy, or a wrong URL."""
-    with _answers(_answer(case["status"], case["body"], case["headers"])) as url:
+    with _answers(_answer(case["status"], case["body"], case["headers"])) as (url, _):
         with Relay(url) as relay, pytest.raises(Refused) as refused:
             relay.inbox()
     assert str(refused.value) == case["error"]
@@ -92,7 +93,7 @@ _CALLS: dict[str, Callable[[Relay], object]] = {
 def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
     """Though it is JSON, or begins like it: no call ends in an error of Python's own."""
     body = case["body"] * case.get("times", 1)
-    with _answers(_answer(200, body)) as url, Relay(url, "x") as relay:
+    with _answers(_answer(200, body)) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(Refused) as refused:
             _CALLS[case["call"]](relay)
     assert str(refused.value).startswith(f"200 unknown: no relay answered: '{body[:20]}"[:50])
@@ -101,7 +102,7 @@ def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES["problems"], ids=lambda case: str(case["error"]))
 def test_a_refusal_drives_nothing(case: dict[str, Any]) -> None:
     """Neither its text nor its `repr`; its attributes are as they were said."""
-    with _answers(_answer(case["status"], case["body"])) as url, Relay(url, "x") as relay:
+    with _answers(_answer(case["status"], case["body"])) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(Refused) as refused:
             relay.info()
     assert str(refused.value) == case["error"]
@@ -120,7 +121,7 @@ def _answer(status: int, body: str, headers: dict[str, str] | None = None) -> by
 def test_what_was_sent_is_waited_for_as_long_as_is_said(timeout: float) -> None:
     """Not as long as another call is repeated: while no relay is there, or none that answers."""
     for silent in (False, True):
-        with _silent() if silent else _answers(b"") as url, Relay(url) as relay:
+        with _silent() if silent else _answers(b"") as (url, _), Relay(url) as relay:
             began = time.monotonic()
             with pytest.raises(Unreachable, match=r"GET http.*/api/v1/outbound/x "):
                 relay.outbound("x").wait(timeout=timeout)
@@ -132,8 +133,7 @@ def test_what_was_sent_is_waited_for_longer_than_another_call(
 ) -> None:
     """Until the time is over, which was asked for."""
     monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
-    asked: list[bytes] = []
-    with _answers(b"", asked) as url, Relay(url) as relay:
+    with _answers(b"") as (url, asked), Relay(url) as relay:
         began = time.monotonic()
         with pytest.raises(Unreachable):
             relay.outbound("x").wait(timeout=3.0)
@@ -143,7 +143,7 @@ def test_what_was_sent_is_waited_for_longer_than_another_call(
 
 def test_an_inbox_is_closed_soon_where_nothing_answers() -> None:
     """Its time ends it: a test's end waits for nobody."""
-    with _silent() as url, Relay(url) as relay:
+    with _silent() as (url, _), Relay(url) as relay:
         began = time.monotonic()
         relay.mailbox("a@b").close()
         assert time.monotonic() - began < 4.0
@@ -152,7 +152,7 @@ def test_an_inbox_is_closed_soon_where_nothing_answers() -> None:
 def test_what_came_is_listed_soon_or_left_out() -> None:
     """A relay that stands still after a wait in vain does not hold it up."""
     null = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnull"
-    with _answers(null, only=b"/wait?") as url, Relay(url) as relay:
+    with _answers(null, only=b"/wait?") as (url, _), Relay(url) as relay:
         began = time.monotonic()
         with pytest.raises(WaitTimeout, match=r"for any mail; what came cannot be listed: the rel"):
             relay.mailbox("a@b").wait(timeout=0.1)
@@ -163,8 +163,7 @@ def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> 
     """Each try asks for what is left of the time; a relay that stands still is given up soon after
     it."""
     monkeypatch.setattr("relay_client._exchange.GRACE", 0.1)
-    asked: list[bytes] = []
-    with _answers(b"", asked) as url, Relay(url) as relay:
+    with _answers(b"") as (url, asked), Relay(url) as relay:
         with pytest.raises(Unreachable, match=f"GET {url}/api/v1/mailboxes/a@b/messages/wait "):
             relay.mailbox("a@b").wait(timeout=0.4)
     waits = [float(str(one).partition("timeout=")[2].partition(" ")[0]) for one in asked]
@@ -180,8 +179,7 @@ def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_server_that_hangs_up_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that reads is repeated until its deadline; one that makes something is not."""
     monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.5)
-    asked: list[bytes] = []
-    with _answers(b"", asked) as url, Relay(url) as relay:
+    with _answers(b"") as (url, asked), Relay(url) as relay:
         with pytest.raises(Unreachable, match=r"GET http.*/api/v1/info"):
             relay.info()
         assert len(asked) > 1
@@ -216,46 +214,32 @@ def test_who_cannot_be_trusted_is_asked_once(server: str, client: str, tmp_path:
 def test_a_handshake_that_is_broken_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be a relay's that is just started again."""
     monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.5)
-    asked: list[bytes] = []
-    with _answers(b"", asked) as url, Relay(url.replace("http", "https"), "x") as relay:
+    with _answers(b"") as (url, asked), Relay(url.replace("http", "https"), "x") as relay:
         with pytest.raises(Unreachable, match="does not answer GET https"):
             relay.info()
     assert len(asked) > 1
 
 
 @contextmanager
-def _answers(answer: bytes, asked: list[bytes] | None = None, only: bytes = b"") -> Iterator[str]:
+def _answers(answer: bytes, only: bytes = b"") -> Iterator[tuple[str, list[bytes]]]:
     """Serve one answer to everybody, whatever they ask; with `only` to calls that have it alone."""
-    kept: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    over = threading.Event()
 
-        def serve() -> None:
-            while True:
-                try:
-                    peer, _ = listener.accept()
-                except OSError:
-                    return
-                request = peer.recv(65536)
-                if only not in request:
-                    kept.append(peer)  # it is never answered
-                    continue
-                with peer:
-                    if asked is not None:
-                        asked.append(request)
-                    if answer:
-                        peer.sendall(answer)
+    def serve(peer: socket.socket, request: bytes) -> None:
+        if only in request:
+            peer.sendall(answer)
+        else:
+            over.wait()
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
-    for peer in kept:
-        peer.close()
+    with serving(serve) as served:
+        try:
+            yield served
+        finally:
+            over.set()
 
 
 @contextmanager
-def _silent() -> Iterator[str]:
+def _silent() -> Iterator[tuple[str, list[bytes]]]:
     """Take every connection, and answer nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", []

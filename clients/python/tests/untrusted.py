@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable
+
+from serving import Meet, meeting
 
 from relay_client._started import _installed
 
@@ -42,23 +42,13 @@ def plain() -> Iterator[tuple[str, list[object]]]:
 
 
 @contextmanager
-def _serving(greet: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[object]]]:
+def _serving(greet: Meet) -> Iterator[tuple[str, list[object]]]:
     came: list[object] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def serve() -> None:
-            while True:
-                try:
-                    peer, address = listener.accept()
-                except OSError:
-                    return
-                came.append(address)
-                with peer, suppress(OSError):  # that its certificate is refused, too
-                    peer.settimeout(5.0)
-                    greet(peer)
+    def meet(peer: socket.socket) -> None:
+        came.append(peer.getpeername())
+        peer.settimeout(5.0)
+        greet(peer)  # ends, too, where its certificate is refused
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield f"https://127.0.0.1:{listener.getsockname()[1]}", came
-        listener.shutdown(socket.SHUT_RDWR)
-    thread.join()
+    with meeting(meet) as place:
+        yield f"https://{place}", came
