@@ -236,10 +236,10 @@ def _ways(inner: pytest.Pytester) -> list[tuple[str, ...]]:
     return [(), ("-n", "2")] if xdist else [()]
 
 
-def test_a_start_is_said_on_a_terminal(
+def test_a_start_is_said(
     inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, by whoever starts it, with how long it took; and nothing of it where no terminal is."""
+    """Once, by whoever starts it, with how long it took: on a terminal, and where none is."""
     monkeypatch.delenv("RELAY_URL")
     description = json.dumps({"http": relay.url, "admin_token": relay.token})
     inner.makepyfile("def test_other(): pass\n\ndef test_it(inbox): pass\n")
@@ -262,9 +262,14 @@ def test_a_start_is_said_on_a_terminal(
     pattern = r"^the relay ended as it started; its log is (\S+):\nno disk$"
     (log,) = re.findall(pattern, said, re.MULTILINE)
     assert Path(log).read_text() == "no disk\n"
-    result = _run(inner, "--relay-command", starts)
-    result.assert_outcomes(passed=2)
-    result.stdout.no_fnmatch_line("*relay-client: *")
+    for parallel in _ways(inner):
+        result = _run(inner, *parallel, "--relay-command", starts)
+        result.assert_outcomes(passed=2)
+        said = (result.stderr if parallel else result.stdout).str()
+        lines = re.findall(
+            r"^relay-client: (starting a relay…|it is ready after .* s)$", said, re.M
+        )
+        assert len(lines) == 2, said
 
 
 def _on_terminal(*arguments: str) -> str:

@@ -1,8 +1,9 @@
 """What the plug-in says of the run's relay, beside what pytest says of the tests.
 
-That one is started, and how long that took: on a terminal, since it may take many seconds in which
-nothing else is seen.  And why there is none: once, at the end, whichever tests wanted one and in
-whatever worker; each of them has a line that leads there.
+That one is started, and how long that took, since it may take many seconds in which nothing else is
+seen: on a terminal, and in the log of whoever runs the tests without one.  And why there is none:
+once, at the end, whichever tests wanted one and in whatever worker; each of them has a line that
+leads there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _KEY = "relay_client_why"  # of what a worker of pytest-xdist hands over at its 
 
 
 class Progress:
-    """Says on the terminal that a relay is started, and what became of it."""
+    """Says where pytest does that a relay is started, and what became of it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -50,12 +51,10 @@ class Progress:
     def _write(self, line: str) -> None:
         reporter = self._plugin("terminalreporter")
         if hasattr(self._config, "workerinput"):
-            # A worker of pytest-xdist: its error output is the terminal of who started it, who
-            # writes there, too.
-            if sys.stderr.isatty():
-                sys.stderr.write(f"\n{line}\n")
-                sys.stderr.flush()
-        elif reporter is not None and reporter.isatty:
+            # A worker of pytest-xdist: its error output is that of who started it.
+            sys.stderr.write(f"\n{line}\n")
+            sys.stderr.flush()
+        elif reporter is not None:
             reporter.ensure_newline()
             if self._config.get_terminal_writer().width_of_current_line:
                 reporter.line("")  # after the dots of -q
