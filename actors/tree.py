@@ -151,6 +151,7 @@ from relay.load import Senders
 from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
 from relay.net import own_address
+from relay.outbound.dispatch import most_aside
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import HIGH, announce
 from relay.outbound.gates import Gates
@@ -927,6 +928,7 @@ def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
         _OTHER_FILES
         + settings.database.pool_size
         + settings.outbound.concurrency
+        + most_aside(settings.outbound.concurrency)
         + settings.webhooks.concurrency
     )
     wanted = {

@@ -251,6 +251,11 @@ class Custody:
         self._left.append(job.message.lane)
         return True
 
+    def freed(self) -> None:
+        """Tell whoever waits for room in a lane that there may be some."""
+        if not self.leaving:
+            self._listener.freed()
+
     # What is here ---------------------------------------------------------------------------------
 
     def take_left(self) -> Sequence[tuple[int, int]]:

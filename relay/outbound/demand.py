@@ -55,6 +55,8 @@ class Demand:
     def grant(self, held: int, *, fresh: bool = False, still: bool = False) -> Granted | None:
         """What to tell the claimer while so many are held, if it is worth telling.
 
+        What stands aside (`relay.outbound.dispatch`) is not among them: it delays nobody.
+
         `fresh`: the claimer knows of no room, or is to forget it; `still`: nothing ended lately.
         """
         target = self._concurrency + self._ahead

@@ -1,7 +1,17 @@
 """The dispatch of what waits: which message is delivered next, over how many connections.
 
 A line is what waits for one route.  A place is the right to be delivering; there are so many in
-all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.
+all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.  A delivery that
+waits for a peer of whom it is not known that he answers stands aside: it has its connection, and no
+place, so it is in nobody's way.
+
+| a delivery                                                   | is counted              |
+|--------------------------------------------------------------|-------------------------|
+| begun in a line that is `on_trial` and silent: nothing of it | aside, from the first   |
+| has answered yet, or not for `HEARD` seconds                 |                         |
+| begun in any other line                                      | among the places        |
+| stalled                                                      | aside, where there is   |
+|                                                              | room; else as it was    |
 
 Promises, each with the name of what keeps it
 - Order (`Line._order`): high goes before normal, normal before bulk; a lower priority that waits
@@ -36,6 +46,14 @@ Promises, each with the name of what keeps it
   deliveries that do not end, with time: it doubles after each `STILL` seconds in which nothing
   ended.  What hangs is neither success nor failure.  Where a gate holds the route back nothing
   widens.
+- Aside (`_room_aside`, `step_aside`): however many sites hang, whatever they do not answer to, they
+  take no place, as long as no more deliveries stand aside than `most_aside(places)`.  Of 256 that
+  may beside 32 places, the last 32 are for high mail; an owner who has half gets no more than 192;
+  what has stalled after its line had answered takes no more than 192, and of one line 32.
+- One at first (`most_silent`): a silent line has its first width only while fewer stand aside than
+  there are places, and a single connection else; nothing widens it before one was opened.
+- Known (`_risks_a_place`): with so many aside, a silent line that had answered when it was met last
+  gets a place for a single connection: it is those whom nobody knows that wait.
 - Group (`Group`): lines that lead to one receiver have no more connections together than it is
   given; what has had none gets its turn (`_wanted_in_group`).
 - Right of way (`RightOfWay.held`): from when high mail is known to be due until it is delivered,
@@ -65,8 +83,15 @@ from relay.outbound.right_of_way import RightOfWay
 FIRST_WIDTH = 4
 """Connections that a line begins with."""
 
+_ASIDE, _MOST_ASIDE = 8, 512  # deliveries that may stand aside: for each place, and in all
+
+HEARD = 1.0
+"""Seconds for which a line that has answered counts as one that does, at least."""
+
 STILL = 0.15
 """Seconds without an end of any delivery after which a line in which mail waits is widened."""
+
+_MOST_KNOWN = 4096  # lines of which it is remembered that they have answered
 
 _HIGH = 0
 _LEAST_SLOW, _MOST_SLOW = 0.25, 10.0  # s; when a delivery counts as stalled, whatever is usual
@@ -93,6 +118,11 @@ def kept(places: int) -> int:
     return max(places // 8, 1) if places > 2 else 0
 
 
+def most_aside(places: int) -> int:
+    """How many deliveries may stand aside beside so many places: each has a connection."""
+    return max(min(_ASIDE * places, _MOST_ASIDE), places)
+
+
 def _half_of(count: int) -> int:
     return (count + 1) // 2
 
@@ -100,9 +130,11 @@ def _half_of(count: int) -> int:
 class Owners:
     """What each owner has in all lines together."""
 
-    __slots__ = ("high", "places", "waiting")
+    __slots__ = ("aside", "high", "places", "waiting")
 
     def __init__(self) -> None:
+        self.aside: dict[Hashable, int] = {}
+        """Deliveries that stand aside."""
         self.places: dict[Hashable, int] = {}
         self.high: dict[Hashable, int] = {}
         """Of its places, those of high mail."""
@@ -143,10 +175,15 @@ class Line(Generic[J, W]):
         "_proven",
         "_wait_for",
         "_waiting",
+        "aside",
         "coming",
+        "first",
         "group",
+        "heard_at",
         "key",
         "moved_at",
+        "on_trial",
+        "opened",
         "ready",
         "seconds",
         "waits",
@@ -163,13 +200,26 @@ class Line(Generic[J, W]):
         full: int,
         all_lines: Owners,
         group: Group | None = None,
+        *,
+        on_trial: bool = False,
     ) -> None:
         self.key = key
         self.way = way
         self.group = group
+        self.on_trial = on_trial
+        """Whether it leads to one receiver, who may be dead: no place is risked for it then."""
+        self.first = width
+        """Connections that it begins with."""
         self.width = width
         """Connections that it may have by what it has earned."""
         self.workers = 0
+        """Connections that it has, or is opening."""
+        self.aside = 0
+        """Of them, those of deliveries that stand aside."""
+        self.heard_at = -math.inf
+        """When it has answered last."""
+        self.opened = False
+        """Whether a connection was opened since it was silent and had none."""
         self.waits = 0
         """Jobs that wait."""
         self.coming = 0
@@ -220,6 +270,10 @@ class Line(Generic[J, W]):
     def stalled_after(self) -> float:
         """Seconds after which a delivery has lasted longer than they do here."""
         return min(max(_USUAL * self.seconds, _LEAST_SLOW), _MOST_SLOW)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it is not known that it answers."""
+        return self.on_trial and now > self.heard_at + max(HEARD, self.stalled_after)
 
     def took(self, seconds: float) -> None:
         """A delivery was answered after so long."""
@@ -328,18 +382,20 @@ class Line(Generic[J, W]):
         else:
             del of_all[owner]
 
-    def _enter(self, domain: str, owner: Hashable, *, high: bool) -> None:
-        """One more place is for this."""
-        busy, owners, places = self._busy, self._owners, self._all.places
+    def _enter(self, domain: str, owner: Hashable, *, high: bool, aside: bool) -> None:
+        """One more delivery is for this."""
+        busy, owners = self._busy, self._owners
         busy[domain] = busy.get(domain, 0) + 1
         owners[owner] = owners.get(owner, 0) + 1
+        places = self._all.aside if aside else self._all.places
         places[owner] = places.get(owner, 0) + 1
-        if high:
+        if high and not aside:
             _add(self._all.high, owner, 1)
 
-    def _leave(self, domain: str, owner: Hashable, *, high: bool) -> None:
-        """One place less is for this."""
-        busy, owners, places = self._busy, self._owners, self._all.places
+    def _leave(self, domain: str, owner: Hashable, *, high: bool, aside: bool) -> None:
+        """One delivery less is for this."""
+        busy, owners = self._busy, self._owners
+        places = self._all.aside if aside else self._all.places
         if (left := busy[domain] - 1) > 0:
             busy[domain] = left
         else:
@@ -353,7 +409,7 @@ class Line(Generic[J, W]):
             places[owner] = left
         else:
             del places[owner]
-        if high:
+        if high and not aside:
             _add(self._all.high, owner, -1)
 
 
@@ -371,10 +427,12 @@ def _add(counts: dict[K, int], key: K, by: int) -> None:
 class Place(Generic[J, W]):
     """The right to be delivering: who has one may go on in its line, job after job."""
 
-    __slots__ = ("domain", "high", "line", "owner")
+    __slots__ = ("aside", "domain", "high", "line", "owner")
 
-    def __init__(self, line: Line[J, W]) -> None:
+    def __init__(self, line: Line[J, W], *, aside: bool = False) -> None:
         self.line = line
+        self.aside = aside
+        """Whether its delivery stands aside: then it is none of the places."""
         self.domain: str | None = None
         """The destination that it counts for: that of the job which comes next, once known."""
         self.owner: Hashable = None
@@ -401,6 +459,9 @@ class Dispatch(Generic[J, W]):
         self.full = full
         self.workers = 0
         """Places that are taken."""
+        self.aside = 0
+        """Deliveries that stand aside."""
+        self.most_aside = most_aside(places)
         self.lines: dict[Hashable, Line[J, W]] = {}
         self.right_of_way = right_of_way
         self._of_destination = kept(full)
@@ -413,6 +474,10 @@ class Dispatch(Generic[J, W]):
         # With no more workers than these, no rule keeps anything back from who is alone.
         self._plenty = full - max(self._of_destination, self._of_owner)
         self._plenty_in_all = places - max(self._of_line, self._for_high, self._spare_in_all)
+        self._aside_of_owner = self.most_aside - self.most_aside // 4
+        self._aside_of_lower = self.most_aside - kept(self.most_aside)
+        self._trials = 0  # lines that are on trial
+        self._known: OrderedDict[int, None] = OrderedDict()  # hashes of the keys; oldest first
         self._bound = bound
         self._round: deque[Line[J, W]] = deque()  # lines in which something waits, in turn
         self._owners = Owners()
@@ -421,12 +486,20 @@ class Dispatch(Generic[J, W]):
     # Lines ----------------------------------------------------------------------------------------
 
     def add(
-        self, key: Hashable, way: W, *, width: int = FIRST_WIDTH, group: Group | None = None
+        self,
+        key: Hashable,
+        way: W,
+        *,
+        width: int = FIRST_WIDTH,
+        group: Group | None = None,
+        on_trial: bool = False,
     ) -> Line[J, W]:
-        """Make the line of a route."""
+        """Make the line of a route; see `Line` for what is `on_trial`."""
+        width = min(width, self.full)
         line = self.lines[key] = Line(
-            key, way, min(width, self.full), self.full, self._owners, group
+            key, way, width, self.full, self._owners, group, on_trial=on_trial
         )
+        self._trials += on_trial
         return line
 
     def forget(self, key: Hashable) -> bool:
@@ -435,6 +508,7 @@ class Dispatch(Generic[J, W]):
         if line.workers or line.waits or line.coming:
             return False
         del self.lines[key]
+        self._trials -= line.on_trial
         return True
 
     def put(self, line: Line[J, W], job: J) -> None:
@@ -449,7 +523,10 @@ class Dispatch(Generic[J, W]):
         return line._remove(domain, owner)
 
     def held(self, owner: Hashable) -> int:
-        """Jobs of an owner that have a place or wait for one, in whatever lines."""
+        """Jobs of an owner that have a place or wait for one, in whatever lines.
+
+        What stands aside is not among them: it is in nobody's way.
+        """
         return self._owners.places.get(owner, 0) + self._owners.waiting.get(owner, 0)
 
     def most_of(self, line: Line[J, W] | None, owner: Hashable, now: float) -> int | None:
@@ -480,7 +557,9 @@ class Dispatch(Generic[J, W]):
 
     def answered(self, line: Line[J, W], domain: str, now: float) -> bool:
         """A peer has answered, whatever it said of a domain.  True if more may begin now."""
-        line.moved_at = now
+        if line.on_trial and line.is_silent(now):
+            self._get_to_know(line)
+        line.moved_at = line.heard_at = now
         more = False
         if busy := line._busy.get(domain):
             more = line._has_half_unproven(domain, busy)
@@ -493,6 +572,77 @@ class Dispatch(Generic[J, W]):
     def troubled(self, line: Line[J, W]) -> None:
         """The route itself has failed: it begins as a new one does."""
         line.width = min(FIRST_WIDTH, self.full)
+        self.said_nothing(line)
+        self._begin_anew(line)
+
+    def said_nothing(self, line: Line[J, W]) -> None:
+        """A delivery has ended without an answer: it is not known that the line answers."""
+        self._known.pop(hash(line.key), None)
+        line.heard_at = -math.inf
+
+    def _get_to_know(self, line: Line[J, W]) -> None:
+        """Remember that a line has answered, also when it is forgotten itself."""
+        key = hash(line.key)
+        self._known[key] = None
+        self._known.move_to_end(key)
+        if len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    @staticmethod
+    def opened(line: Line[J, W]) -> None:
+        """A connection was opened: somebody is there, though it may be that he takes no mail."""
+        line.opened = True
+
+    @staticmethod
+    def heard(line: Line[J, W], now: float) -> None:
+        """A peer has answered what was not good: he is there all the same."""
+        line.heard_at = now
+
+    @staticmethod
+    def _begin_anew(line: Line[J, W]) -> None:
+        """It is not known that a line answers, and what was known counts no more."""
+        line.heard_at = -math.inf
+        line.opened = False
+        if line.on_trial:
+            line.width = min(line.width, line.first)
+
+    def most_silent(self, line: Line[J, W], now: float) -> int:
+        """How many connections a line may have while it is silent."""
+        bound = self._bound(line.key, now)
+        most = min(line.width, self.full if bound is None else bound)
+        return min(most, 1) if self.aside >= self.places else most
+
+    def waits_in_vain(self, line: Line[J, W], job: J) -> bool:
+        """Whether a job of a silent line that has no connection cannot begin: no more of them may
+        stand aside."""
+        if line.workers or not self._is_crowded or self._risks_a_place(line):
+            return False
+        if self.aside >= self._aside_of_lower:
+            return not self._room_aside(job.priority)
+        return self._kept_from_owner_aside(job.owner)
+
+    @property
+    def room_aside(self) -> int:
+        """How many more may stand aside before owners have to leave room to each other."""
+        return max(self._aside_of_owner - self.aside, 0)
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether so many stand aside that it matters whose they are."""
+        return self.aside >= self._aside_of_owner
+
+    def widen_stuck(self, line: Line[J, W], now: float) -> bool:
+        """Widen a line that `is_stuck`, in which nothing waits, if that may help; True if so.
+
+        Connections are opened, so what hangs may be single mails: others are to go past them.
+        """
+        if not self._may_widen_silent(line, now):
+            return False
+        bound = self._bound(line.key, now)
+        width = min(2 * line.width, self.full if bound is None else bound)
+        wider = width > line.width
+        line.width = max(width, line.width)
+        return wider
 
     def widen(self, now: float) -> bool:
         """Widen the lines in which mail waits and nothing has ended lately; True if there were."""
@@ -503,6 +653,58 @@ class Dispatch(Generic[J, W]):
                 line.moved_at = now
                 found = True
         return found
+
+    def step_aside(self, now: float) -> None:
+        """Let what has stalled give its place to others, as far as more may stand aside."""
+        latest = now - _LEAST_SLOW
+        for place, began_at in self._begun.items():
+            if began_at > latest:
+                break  # the oldest come first
+            line = place.line
+            if (
+                place.aside
+                or place.domain is None
+                or began_at > now - line.stalled_after
+                or self._is_crowded
+                or line.aside >= self.places
+                or self._kept_from_owner_aside(place.owner)
+            ):
+                continue
+            domain, owner, high = place.domain, place.owner, place.high
+            proven = domain in line._proven
+            line._leave(domain, owner, high=high, aside=False)
+            line._enter(domain, owner, high=high, aside=True)
+            if proven:
+                line._proven.add(domain)
+            self._count(place, -1)
+            place.aside = True
+            self._count(place, 1)
+
+    def is_stuck(self, line: Line[J, W], now: float) -> bool:
+        """Whether a line that is on trial has all the connections that it may have, and each of
+        them has stalled."""
+        latest = now - line.stalled_after
+        return self.has_all(line, now) and not any(
+            place.line is line and began_at > latest for place, began_at in self._begun.items()
+        )
+
+    def has_all(self, line: Line[J, W], now: float) -> bool:
+        """Whether a line that is on trial has all the connections that it may have now."""
+        if not line.on_trial or not line.workers:
+            return False
+        bound = self._bound(line.key, now)
+        may = min(line.width, self.full if bound is None else bound)
+        if line.is_silent(now):
+            may = self.most_silent(line, now)
+        return line.workers >= may
+
+    def _count(self, place: Place[J, W], by: int) -> None:
+        """So many more stand aside, or have a place."""
+        if place.aside:
+            self.aside += by
+            place.line.aside += by
+        else:
+            self.workers += by
 
     def _join(self, line: Line[J, W]) -> None:
         if not line.ready:
@@ -518,19 +720,23 @@ class Dispatch(Generic[J, W]):
             return started
         if any(line.urgent for line in self._round):
             self._start(started, now, urgent=True)
-        if self.workers < self.places - self._for_high and not self.right_of_way.held(now):
+        has_room = self.workers < self.places - self._for_high or self._trials
+        if has_room and not self.right_of_way.held(now):
             self._start(started, now, urgent=False)
         return started
 
     def _start(self, started: list[tuple[Place[J, W], J]], now: float, *, urgent: bool) -> None:
         stuck = 0
-        while self._round and self.workers < self.places and stuck < len(self._round):
+        while stuck < len(self._round) and (self.workers < self.places or self._trials):
             line = self._round.popleft()
             if not line.waits:
                 line.ready = False
                 continue
             self._round.append(line)
-            job = self._pick(line, now, urgent=urgent)
+            aside = line.is_silent(now) and not self._risks_a_place(line)
+            if aside and not line.workers:
+                self._begin_anew(line)
+            job = self._pick(line, now, urgent=urgent, aside=aside)
             if job is None:
                 stuck += 1
                 continue
@@ -538,10 +744,10 @@ class Dispatch(Generic[J, W]):
             if not line.workers:
                 line.moved_at = now
             line.workers += 1
-            self.workers += 1
             if line.group is not None:
                 line.group.workers += 1
-            place = Place(line)
+            place = Place(line, aside=aside)
+            self._count(place, 1)
             self.counts_for(place, job)
             self._begun[place] = now
             started.append((place, job))
@@ -559,29 +765,39 @@ class Dispatch(Generic[J, W]):
             return job
         # As if it were free already.
         line.workers -= 1
-        self.workers -= 1
+        aside = place.aside
+        if aside:
+            self._count(place, -1)
+        else:
+            self.workers -= 1
         group = line.group
         if group is not None:
             group.workers -= 1
         domain, owner, high = place.domain, place.owner, place.high
         if domain is not None:
-            line._leave(domain, owner, high=high)
+            line._leave(domain, owner, high=high, aside=aside)
+        goes_aside = aside and line.is_silent(now)
         if not (
             len(self._round) > 1
-            and (self._wanted_elsewhere(line) or self._wanted_in_group(line, now))
+            and (self._wanted_elsewhere(line, goes_aside) or self._wanted_in_group(line, now))
         ):
-            job = self._pick(line, now, urgent=False)
+            job = self._pick(line, now, urgent=False, aside=goes_aside)
         line.workers += 1
-        self.workers += 1
+        if job is not None:
+            place.aside = goes_aside
+        if place.aside:
+            self._count(place, 1)
+        else:
+            self.workers += 1
         if group is not None:
             group.workers += 1
         if job is None:
             if domain is not None:
-                line._enter(domain, owner, high=high)
+                line._enter(domain, owner, high=high, aside=aside)
         else:
             place.domain, place.owner = job.domain, job.owner
             place.high = high = job.priority == _HIGH
-            line._enter(job.domain, job.owner, high=high)
+            line._enter(job.domain, job.owner, high=high, aside=goes_aside)
             del self._begun[place]
             self._begun[place] = now  # the last of them
         return job
@@ -597,6 +813,7 @@ class Dispatch(Generic[J, W]):
         if (
             before is None
             or place.high
+            or place.aside
             or line.group is not None
             or len(self._round) != 1
             or len(line._wait_for) != 1
@@ -653,7 +870,7 @@ class Dispatch(Generic[J, W]):
         self.counts_for(place, None)
         del self._begun[place]
         place.line.workers -= 1
-        self.workers -= 1
+        self._count(place, -1)
         if place.line.group is not None:
             place.line.group.workers -= 1
 
@@ -666,23 +883,28 @@ class Dispatch(Generic[J, W]):
 
     def _set(self, place: Place[J, W], domain: str | None, owner: Hashable, high: bool) -> None:
         if place.domain is not None:
-            place.line._leave(place.domain, place.owner, high=place.high)
+            place.line._leave(place.domain, place.owner, high=place.high, aside=place.aside)
         if domain is not None:
-            place.line._enter(domain, owner, high=high)
+            place.line._enter(domain, owner, high=high, aside=place.aside)
         place.domain, place.owner, place.high = domain, owner, high
 
     def _stalled(self, owner: Hashable, now: float, line: Line[J, W] | None = None) -> int:
-        """How many of an owner's deliveries have stalled, in one line or in all."""
+        """How many of an owner's deliveries have stalled: in one line, or of those with a place."""
         count, latest = 0, now - _LEAST_SLOW
         for place, began_at in self._begun.items():
             if began_at > latest:
                 break  # the oldest come first: it costs nothing while nothing has stalled
-            if place.owner == owner and (line is None or place.line is line):
+            if place.owner == owner and (not place.aside if line is None else place.line is line):
                 count += began_at <= now - place.line.stalled_after
         return count
 
-    def _wanted_elsewhere(self, line: Line[J, W]) -> bool:
-        """Whether the place that is about to be free is another line's by turn."""
+    def _wanted_elsewhere(self, line: Line[J, W], aside: bool) -> bool:
+        """Whether the place that is about to be free is another line's by turn.
+
+        `aside`: it stands aside, where others have room of their own until the last.
+        """
+        if aside:
+            return self.aside + 1 >= self._aside_of_lower
         if self.workers + 1 < self.places - self._for_high:
             return False
         if line.urgent:
@@ -701,11 +923,13 @@ class Dispatch(Generic[J, W]):
             if other is not line
         )
 
-    def _pick(self, line: Line[J, W], now: float, *, urgent: bool) -> J | None:
-        """Take a job out of a line, if one may have one more place."""
+    def _pick(self, line: Line[J, W], now: float, *, urgent: bool, aside: bool) -> J | None:
+        """Take a job out of a line, if one may have one more place, or stand `aside`."""
+        if not aside and self.workers >= self.places:
+            return None
         bound = self._bound(line.key, now)
         full = self.full if bound is None else min(self.full, bound)
-        if self.workers >= self.places or line.workers >= full:
+        if line.workers >= full or (aside and line.workers >= self.most_silent(line, now)):
             return None
         if line.group is not None and line.group.room(now) < 1:
             return None
@@ -713,10 +937,13 @@ class Dispatch(Generic[J, W]):
         for priority in (_HIGH,) if urgent else line._order():
             if not line._waiting[priority]:
                 continue
-            barred = self._barred(line, full, now, priority)
+            barred = self._barred(line, full, now, priority, aside)
             if barred and line._wait_for.keys() <= barred:
                 continue
-            if priority == _HIGH:
+            if aside:
+                width = line.width
+                taken = not self._room_aside(priority)
+            elif priority == _HIGH:
                 width = line.width + kept(self.full)  # beyond the width, too: kept for it
                 taken = line.workers >= width
             else:
@@ -731,7 +958,9 @@ class Dispatch(Generic[J, W]):
                     return job
         return None
 
-    def _barred(self, line: Line[J, W], full: int, now: float, priority: int) -> set[Hashable]:
+    def _barred(
+        self, line: Line[J, W], full: int, now: float, priority: int, aside: bool
+    ) -> set[Hashable]:
         """The owners who get no more of a line's connections for mail of a priority now."""
         barred: set[Hashable] = set()
         if 2 * line.workers >= full:
@@ -741,7 +970,10 @@ class Dispatch(Generic[J, W]):
                     or self._hangs(line, owner, full, now)
                 ):
                     barred.add(owner)
-        if self._owner_matters_in_all():
+        if aside:
+            if self._is_crowded:
+                barred.update(filter(self._kept_from_owner_aside, self._owners.aside))
+        elif self._owner_matters_in_all():
             barred.update(
                 owner
                 for owner, busy in self._owners.places.items()
@@ -800,9 +1032,21 @@ class Dispatch(Generic[J, W]):
         width = line.width if bound is None else min(line.width, bound)
         return line.waits > line._wait_for.get(owner, 0) and line.workers < width
 
+    def _room_aside(self, priority: int) -> bool:
+        return self.aside < (self.most_aside if priority == _HIGH else self._aside_of_lower)
+
+    def _risks_a_place(self, line: Line[J, W]) -> bool:
+        return self._is_crowded and not line.workers and hash(line.key) in self._known
+
+    def _kept_from_owner_aside(self, owner: Hashable) -> bool:
+        return 2 * self._owners.aside.get(owner, 0) >= self.most_aside
+
     def _kept_from_line(self, line: Line[J, W]) -> bool:
         spare = self._of_line if 2 * line.workers >= self.places else self._for_high
         return self.workers >= self.places - spare
+
+    def _may_widen_silent(self, line: Line[J, W], now: float) -> bool:
+        return not line.is_silent(now) or (line.opened and self.aside < self.places)
 
     def _may_widen(self, line: Line[J, W], now: float) -> bool:
         return (
@@ -810,5 +1054,6 @@ class Dispatch(Generic[J, W]):
             and line.workers > 0
             and line.width < self.full
             and now >= line.moved_at + STILL
+            and self._may_widen_silent(line, now)
             and self._bound(line.key, now) is None
         )

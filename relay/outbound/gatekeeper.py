@@ -14,6 +14,8 @@ Promises
   receiver: one that is suspended has a gate of its own, and what waits for it is taken back.
 - Whom a final refusal names is suppressed, or counted as full, as if it were a report
   (`relay.returns.law`), by whichever route it comes; where a traffic rule fits, that decides.
+- Of a site that has not answered yet, or not lately, no more is claimed than it has connections;
+  where all of those hang, what waits for it is given back, until it answers.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -25,6 +27,7 @@ what becomes of the mail behind it, is decided here.  Pure: instants are handed 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -33,7 +36,7 @@ from prometheus_client import Counter
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
-from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
+from relay.outbound.gates import ANY_OWNER, ANY_ROUTE, Gate, GateKey, Gates
 from relay.outbound.jobs import Job
 from relay.outbound.shaping.echoes import without
 from relay.outbound.shaping.rules import ABOUT_RECIPIENT, Asks
@@ -95,31 +98,70 @@ class Gatekeeper:
         self._traffic = traffic
         self._words = words
         self._notes = notes
+        self._turned_away: deque[Gate] = deque()  # shut while no more deliveries may stand aside
 
     # Letting through ------------------------------------------------------------------------------
 
     def lets(self, line: Line[Job, Any], job: Job, now: float) -> bool:
         """Let a job through; or give it back until a gate on its way may have room, False then."""
+        if line.is_silent(now) and not self._lets_wait(line, job, now):
+            return False
         if not self._gates:
             return True
         passed = []
         met = False
         for key in _on_the_way(line, job):
             gate = self._gates.find(key)
-            if gate is None:
+            if gate is None or (key.owner == ANY_OWNER and gate.gone):
                 continue
             met = True
             self._gates.before(job.message.own_lane, gate)
-            if gate.room(now) < 1:
+            if key.owner == ANY_OWNER:
+                passed.append(gate)  # it holds back what is not claimed yet
+            elif gate.room(now) < 1:
                 self._give_back(job, now, self._wait(gate, now))
                 return False
-            if key.domain is not None or key.owner is not None or key.route != line.key:
+            elif key.domain is not None or key.owner is not None or key.route != line.key:
                 passed.append(gate)  # that of a route counts nothing: `Gates.bound` asks it
         if not met:
             self._gates.nothing_before(job.message.lane)
         for gate in passed:
             job.pass_gate(gate)
         return True
+
+    def _lets_wait(self, line: Line[Job, Any], job: Job, now: float) -> bool:
+        """Let a job wait for a site of which it is not known that it answers; False if given back.
+
+        What a first claim has brought may wait for it; no more is claimed until it has answered.
+        """
+        gate = self._gates.make(GateKey(line.key, owner=ANY_OWNER))
+        if self._dispatch.waits_in_vain(line, job):
+            self._turn_away(gate, job, now)
+            return False
+        if self._dispatch.is_stuck(line, now):
+            self._gates.before(job.message.own_lane, gate)
+            self._give_back(job, now, gate.wait(now))
+            return False
+        gate.open()
+        gate.narrow(max(self._dispatch.most_silent(line, now), 1), now)
+        return True
+
+    def _turn_away(self, gate: Gate, job: Job, now: float) -> None:
+        """Give back what cannot begin, and claim no more of it before something could."""
+        self._gates.before(job.message.own_lane, gate)
+        if gate.window:
+            gate.narrow(0, now)
+            self._turned_away.append(gate)
+        self._give_back(job, now, gate.wait(now))
+
+    def _let_in(self, now: float) -> bool:
+        """Let as many sites that were turned away be tried as there is room for; True if any."""
+        count = min(self._dispatch.room_aside, len(self._turned_away))
+        for _ in range(count):
+            gate = self._turned_away.popleft()
+            gate.open()
+            gate.narrow(1, now)
+        return count > 0
 
     # Learning -------------------------------------------------------------------------------------
 
@@ -142,12 +184,22 @@ class Gatekeeper:
         if self._gates:
             for key in _on_the_way(line, job):
                 gate = self._gates.find(key)
-                if gate is not None:
+                if gate is None:
+                    continue
+                if key.owner == ANY_OWNER:
+                    gate.open()
+                else:
                     gate.good()
         return more
 
     def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
         opening = outcome.phase in _OPENING
+        if outcome.code is not None and not (opening or outcome.route_trouble):
+            self._dispatch.heard(line, now)
+            if (held := self._gates.find(GateKey(line.key, owner=ANY_OWNER))) is not None:
+                held.open()
+        elif outcome.code is None:
+            self._dispatch.said_nothing(line)
         domain = None if opening else job.domain
         gate = self._gates.make(GateKey(line.key, domain))
         self._gates.before(job.message.own_lane, gate)
@@ -299,11 +351,26 @@ class Gatekeeper:
 
     # What hangs -----------------------------------------------------------------------------------
 
-    def look_for_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> None:
+    def look_for_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:
         """Take back what was announced behind deliveries that hang, and keep those few.
+
+        Returns whether more may be claimed of some lane.
 
         `begun`: what is on a connection, or opens one.
         """
+        freed = self._let_in(now)
+        if not self._dispatch.room_aside:
+            for line in self._dispatch.lines.values():
+                if line.waits and not line.workers and line.is_silent(now):
+                    self._turn_away_all(line, now)
+        on_trial: dict[Line[Job, Any], list[Job]] = {}
+        for place, job in begun.items():
+            if place.line.on_trial:
+                on_trial.setdefault(place.line, []).append(job)
+        for line, jobs in on_trial.items():
+            stalled = all(now >= job.began_at + line.stalled_after for job in jobs)
+            if stalled and self._dispatch.has_all(line, now):
+                freed |= self._hold_back(line, jobs, now)
         half = max(self._dispatch.places // 2, 1)
         owners: set[Hashable] = set()
         for place, job in list(begun.items()):
@@ -325,6 +392,34 @@ class Gatekeeper:
             if most is not None and self._dispatch.held(owner) > most:
                 lines = list(self._dispatch.lines.values())
                 self._narrow(lines, GateKey(ANY_ROUTE, owner=owner), most, begun, now)
+        return freed
+
+    def _turn_away_all(self, line: Line[Job, Any], now: float) -> None:
+        gate = self._gates.make(GateKey(line.key, owner=ANY_OWNER))
+        for job in self._dispatch.remove(line):
+            if self._dispatch.waits_in_vain(line, job):
+                self._turn_away(gate, job, now)
+            else:
+                self._dispatch.put(line, job)
+
+    def _hold_back(self, line: Line[Job, Any], begun: Iterable[Job], now: float) -> bool:
+        """Give back what waits for a site all of whose connections hang, and claim no more of it
+        than it may have connections; True if these may be more now."""
+        gate = self._gates.make(GateKey(line.key, owner=ANY_OWNER))
+        for job in begun:
+            job.pass_gate(gate)
+        wider = self._dispatch.widen_stuck(line, now)
+        gate.open()
+        gate.narrow(line.width if wider else line.workers, now)
+        for job in self._dispatch.remove(line):
+            self._gates.before(job.message.own_lane, gate)
+            job.leave_gates()
+            if gate.room(now) < 1:
+                self._give_back(job, now, gate.wait(now))
+            else:
+                job.pass_gate(gate)
+                self._dispatch.put(line, job)
+        return wider
 
     def _narrow(
         self,
@@ -338,6 +433,8 @@ class Gatekeeper:
         gate = self._gates.make(key)
         gate.narrow(width, now)
         for place, job in begun.items():
+            if key.route == ANY_ROUTE and place.aside:
+                continue  # it is in nobody's way
             if place.line in lines and (job.domain == key.domain or job.owner == key.owner):
                 job.pass_gate(gate)
         for line in lines:
@@ -375,6 +472,8 @@ def _on_the_way(line: Line[Job, Any], job: Job) -> tuple[GateKey, ...]:
     receiver = receiver_of(route)
     keys = (
         GateKey(route),
+        # Behind that one, which does not count what it lets through: the last says what is claimed.
+        *((GateKey(route, owner=ANY_OWNER),) if line.on_trial else ()),
         GateKey(route, job.domain),
         GateKey(route, owner=job.owner),
         GateKey(ANY_ROUTE, owner=job.owner),

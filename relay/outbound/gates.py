@@ -14,7 +14,7 @@ Promises
   owner, a domain and a route) is claimed from as the gate allows that its mail met last; what waits
   in the lane of a route that it takes no more concerns only the lane of the one that it does take.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is
-  no strike.
+  no strike; so is a route of which nobody knows yet whether it answers.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
   cost nothing.
 - Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
@@ -38,6 +38,10 @@ from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
 
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
+
+ANY_OWNER = "any"
+"""Instead of an owner: a gate before all that waits for a route, which bounds what is held of it;
+that of the route itself bounds its connections."""
 
 
 class GateKey(NamedTuple):

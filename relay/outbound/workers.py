@@ -105,11 +105,13 @@ class Workers:
         return_paths: ReturnPaths | None = None,
         report_field: ReportField | None = None,
         unsubscribing: Unsubscribing | None = None,
+        made_room: Callable[[], None] = lambda: None,
     ) -> None:
         """`retry_unit` in seconds; `signer`: None signs nothing; `direct`: the way of mail that
         has no upstream, and `traffic`: to whom it leads; `return_paths`: what leaves comes back
         to, None: to its sender; `report_field`: what leaves has in front of its other fields;
-        `unsubscribing`: the links of bulk mail, None: it has none."""
+        `unsubscribing`: the links of bulk mail, None: it has none; `made_room`: told when less of
+        what is held is in the way of others."""
         self._unsubscribing = unsubscribing
         self._traffic = traffic
         self._return_paths = return_paths
@@ -128,6 +130,8 @@ class Workers:
         self._signing: Signing[Line[Job, Way]] | None = None
         if signer is not None:
             self._signing = Signing(signer, self._written, self._were_made)
+        self._made_room = made_room
+        self._aside = 0  # that stood aside when somebody was told last
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
@@ -177,6 +181,14 @@ class Workers:
             return
         for place, job in self._dispatch.start(trio.current_time()):
             self.nursery.start_soon(self._work, place, job)
+        before, self._aside = self._aside, self._dispatch.aside
+        if self._aside > before:
+            self._made_room()
+
+    @property
+    def aside(self) -> int:
+        """Deliveries that stand aside, in nobody's way (`relay.outbound.dispatch`)."""
+        return self._dispatch.aside
 
     def go_on(self) -> None:
         """High mail is delivered: what it held up is begun."""
@@ -185,7 +197,9 @@ class Workers:
 
     def look_after(self, now: float) -> None:
         """Every moment: take back what waits behind stalls, widen what nothing moves in."""
-        self._gatekeeper.look_for_stalls(self._begun, now)
+        self._dispatch.step_aside(now)
+        if self._gatekeeper.look_for_stalls(self._begun, now):
+            self._custody.freed()
         for lookups in (self._lookups, self._lookups_of_reports):
             for domain in lookups.late(now):
                 for job in lookups.take(domain):
@@ -285,7 +299,7 @@ class Workers:
         if line is None:
             way = self._direct.connections(site, receiver, source)
             group = self._direct.shared(receiver).group
-            line = self._dispatch.add(key, way, width=FIRST_WIDTH, group=group)
+            line = self._dispatch.add(key, way, width=FIRST_WIDTH, group=group, on_trial=True)
         elif isinstance(line.way, SiteConnections):
             line.way.site = site
         return line, receiver
@@ -496,6 +510,7 @@ class Workers:
                 hand.connection = connection
                 if connection is None:
                     return self._next(place)
+                self._dispatch.opened(line)
                 if custody.stale(job, trio.current_time()) and not await self._may_begin(job):
                     return self._next(place)
         hand.first = connection.trace if connection.delivered == 0 else ()

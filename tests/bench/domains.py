@@ -8,9 +8,14 @@ domain, fifty mails at once and then one each second:
 - `black hole`: nobody answers who connects;
 - `refuses`: nobody listens.
 
+Then, on a relay that has met none of them, 16, 32 and 50 domains are dead at once (`crowd`), a
+quarter of them each: silent, black holes, and those whose servers say nothing to EHLO, or to the
+final dot.  Each has ten mails at once, and one each second.
+
 What is measured is the time from a mail's commit to the commit of its delivery, by the database's
-clock.  The ratios are that beside the dead domain over that of the stretches before and after, and
-`memory` is what the relay's own process has grown by in all.
+clock.  The ratios are that beside the dead over that of the stretches before and after, and
+`memory` is what the relay's own process has grown by in all.  `python -m tests.bench.domains crowd`
+does the second half alone.
 """
 
 from __future__ import annotations
@@ -24,8 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +48,11 @@ SECONDS = 30.0  # of a stretch: in each a site is looked up once (`sites.FRESH`)
 BACKLOG = 50
 KINDS = ("silent", "black hole", "refuses")
 _DEAD = {"silent": "127.2.0.1", "black hole": "127.2.0.2", "refuses": "127.2.0.3"}
+CROWDS = (16, 32, 50)
+CROWD_BACKLOG = 10  # mails to each
+CROWD_SECONDS = 10.0
+HANGS = ("", "black hole", "EHLO", "dot")
+"""What the servers of a crowd say nothing to, in turn; the first do not even greet."""
 _MIB = 1024 * 1024
 
 
@@ -53,6 +64,14 @@ def _dead(kind: str) -> str:
     return f"{kind.replace(' ', '-')}.dead.example"
 
 
+def _crowd(count: int) -> list[tuple[str, str, str]]:
+    """The domains, addresses and deaths of so many that are dead at once."""
+    return [
+        (f"n{number}.of{count}.example", f"127.3.{count}.{number + 1}", HANGS[number % len(HANGS)])
+        for number in range(count)
+    ]
+
+
 # The world: a process of its own ------------------------------------------------------------------
 
 
@@ -61,9 +80,11 @@ def _zone() -> dict[tuple[str, str], list[str]]:
     for number in range(DOMAINS):
         zone[f"d{number}.example", "MX"] = [f"10 mx.d{number}.example."]
         zone[f"mx.d{number}.example", "A"] = [_address(number)]
-    for kind, address in _DEAD.items():
-        zone[_dead(kind), "MX"] = [f"10 mx.{_dead(kind)}."]
-        zone[f"mx.{_dead(kind)}", "A"] = [address]
+    dead = [(_dead(kind), address) for kind, address in _DEAD.items()]
+    dead += [(domain, address) for count in CROWDS for domain, address, _ in _crowd(count)]
+    for domain, address in dead:
+        zone[domain, "MX"] = [f"10 mx.{domain}."]
+        zone[f"mx.{domain}", "A"] = [address]
     return zone
 
 
@@ -76,9 +97,22 @@ def _listening(address: str, port: int, backlog: int = 64) -> socket.socket:
     return listener
 
 
-async def _take(stream: trio.SocketStream) -> None:
-    """Take all mail."""
+def _deaf(address: str, port: int) -> list[socket.socket]:
+    """Sockets, one of which listens with a full queue: who knocks there is not heard."""
+    held = [_listening(address, port, 0)]
+    for _ in range(4):
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex((address, port))
+        held.append(sock)
+    return held
+
+
+async def _take(stream: trio.SocketStream, hangs: str = "nowhere") -> None:
+    """Take all mail, up to what it says nothing to: a verb, `dot`, or empty for the greeting."""
     async with stream:
+        if not hangs:
+            await trio.sleep_forever()
         await stream.send_all(b"220 here\r\n")
         data = b""
         in_data = False
@@ -89,7 +123,9 @@ async def _take(stream: trio.SocketStream) -> None:
                 if not end:
                     break
                 data = rest
-                verb = line[:4].upper()
+                verb = b"DOT" if in_data else line[:4].upper()
+                if verb.decode(errors="replace") == hangs.upper():
+                    await trio.sleep_forever()
                 if in_data:
                     in_data, answer = False, b"250 taken\r\n"
                 elif verb == b"EHLO":
@@ -102,11 +138,6 @@ async def _take(stream: trio.SocketStream) -> None:
                 else:
                     answer = b"250 ok\r\n"
                 await stream.send_all(answer)
-
-
-async def _say_nothing(stream: trio.SocketStream) -> None:
-    async with stream:
-        await trio.sleep_forever()
 
 
 async def _serve(
@@ -127,23 +158,25 @@ async def _world() -> None:
     first = _listening(_address(0), 0)
     port = first.getsockname()[1]
     listeners = [first, *(_listening(_address(number), port) for number in range(1, DOMAINS))]
-    hole = _listening(_DEAD["black hole"], port, 0)
-    filling = []
-    for _ in range(4):  # its queue is full then, and who knocks is not heard
-        sock = socket.socket()
-        sock.setblocking(False)
-        sock.connect_ex((_DEAD["black hole"], port))
-        filling.append(sock)
+    holes = _deaf(_DEAD["black hole"], port)
+    dead = [(_DEAD["silent"], "")]
+    for _, address, hangs in (each for count in CROWDS for each in _crowd(count)):
+        if hangs == "black hole":
+            holes += _deaf(address, port)
+        else:
+            dead.append((address, hangs))
     async with trio.open_nursery() as nursery:
         server = await nursery.start(DnsServer(_zone(), ttl=3600, negative=3600).run)
         for listener in listeners:
             nursery.start_soon(_serve, listener, nursery, _take)
-        nursery.start_soon(_serve, _listening(_DEAD["silent"], port), nursery, _say_nothing)
+        for address, hangs in dead:
+            takes = partial(_take, hangs=hangs)
+            nursery.start_soon(_serve, _listening(address, port), nursery, takes)
         print(json.dumps({"port": port, "dns": list(server.address)}), flush=True)
         # Until nobody reads what is said here.
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
         nursery.cancel_scope.cancel()
-    for each in (hole, *filling):
+    for each in holes:
         each.close()
 
 
@@ -169,18 +202,26 @@ def _running_world() -> Iterator[dict[str, Any]]:
 _SEND = "SELECT relay.send('a@sender.example', %s, %s, 'text')"
 
 
-def _stretch(database: psycopg.Connection[Any], name: str, dead: str | None) -> list[float]:
+def _stretch(
+    database: psycopg.Connection[Any],
+    name: str,
+    dead: Sequence[str] = (),
+    backlog: int = BACKLOG,
+    seconds: float = SECONDS,
+) -> list[float]:
     """Send to all for a while; the seconds that each mail to a living domain took, sorted."""
-    if dead is not None:
-        for number in range(BACKLOG):
-            database.execute(_SEND, (f"b{number}@{dead}", name))
+    with database.transaction():
+        for domain in dead:
+            for number in range(backlog):
+                database.execute(_SEND, (f"b{number}@{domain}", f"dead {name}"))
     began = time.monotonic()
-    count = int(RATE * SECONDS)
+    count = int(RATE * seconds)
     for number in range(count):
         time.sleep(max(began + number / RATE - time.monotonic(), 0))
         database.execute(_SEND, (f"a{number}@d{number % DOMAINS}.example", name))
-        if dead is not None and number % RATE == 0:
-            database.execute(_SEND, (f"c{number}@{dead}", name))
+        if number % RATE == 0:
+            for domain in dead:
+                database.execute(_SEND, (f"c{number}@{domain}", f"dead {name}"))
     for _ in range(600):
         rows = database.execute(
             """
@@ -198,40 +239,74 @@ def _stretch(database: psycopg.Connection[Any], name: str, dead: str | None) -> 
     return sorted(took for (took,) in rows)
 
 
-def run(rounds: int = 5) -> dict[str, Any]:
-    """Every kind of death, `rounds` times; medians."""
-    figures: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+def _compared(beside: list[float], *alone: list[float]) -> dict[str, float]:
+    """What a stretch beside the dead was like, and those without."""
+    found = {}
+    for what, at in (("p50", 0.5), ("p99", 0.99)):
+        ours = statistics.fmean(one[int(len(one) * at)] for one in alone)
+        theirs = beside[int(len(beside) * at)]
+        found[f"{what}, ms"] = theirs * 1e3
+        found[f"{what} alone, ms"] = ours * 1e3
+        found[f"{what} / alone"] = theirs / ours
+    found["longest, ms"] = beside[-1] * 1e3
+    return found
+
+
+@contextmanager
+def _running_relay(
+    world: dict[str, Any],
+) -> Iterator[tuple[RelayProcess, psycopg.Connection[Any]]]:
+    env = {
+        "RELAY_OUTBOUND__UPSTREAM": "mx:",
+        "RELAY_OUTBOUND__PRIVATE_MX": "true",
+        "RELAY_OUTBOUND__MX_PORT": str(world["port"]),
+        "RELAY_DNS__SERVERS": "{}:{}".format(*world["dns"]),
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="relay-bench-") as folder,
+        RelayProcess(Path(folder) / "var", env=env) as relay,
+        psycopg.connect(relay.run["database_url"], autocommit=True) as database,
+    ):
+        yield relay, database
+
+
+def _one(world: dict[str, Any], figures: dict[str, list[dict[str, float]]]) -> float:
+    """A dead domain of each kind after the other; returns what the relay has grown by, in MiB."""
+    with _running_relay(world) as (relay, database):
+        _stretch(database, "warm")
+        quiet = _stretch(database, "quiet")
+        before = resident(relay.pid)
+        for number, kind in enumerate(KINDS):
+            beside = _stretch(database, kind, [_dead(kind)])
+            again = _stretch(database, f"quiet {number}")
+            figures.setdefault(kind, []).append(_compared(beside, quiet, again))
+            quiet = again
+        return (resident(relay.pid) - before) / _MIB
+
+
+def _many(world: dict[str, Any], figures: dict[str, list[dict[str, float]]]) -> None:
+    """So many dead domains at once, each time on a relay that knows none of them."""
+    for count in CROWDS:
+        with _running_relay(world) as (relay, database):
+            _stretch(database, "warm", seconds=CROWD_SECONDS)
+            quiet = _stretch(database, "quiet", seconds=CROWD_SECONDS)
+            dead = [domain for domain, _, _ in _crowd(count)]
+            beside = _stretch(database, "beside", dead, CROWD_BACKLOG, CROWD_SECONDS)
+            later = _stretch(database, "later", dead, 1, CROWD_SECONDS)
+            figures.setdefault(f"{count} dead", []).append(_compared(beside, quiet))
+            figures.setdefault(f"{count} dead, later", []).append(_compared(later, quiet))
+            relay.kill()  # it would give those that hang some time
+
+
+def run(rounds: int = 5, *, crowd_only: bool = False) -> dict[str, Any]:
+    """Every kind of death, and every crowd, `rounds` times; medians."""
+    figures: dict[str, list[dict[str, float]]] = {}
     grown: list[float] = []
     with many_files(), _running_world() as world:
         for _ in range(rounds):
-            env = {
-                "RELAY_OUTBOUND__UPSTREAM": "mx:",
-                "RELAY_OUTBOUND__PRIVATE_MX": "true",
-                "RELAY_OUTBOUND__MX_PORT": str(world["port"]),
-                "RELAY_DNS__SERVERS": "{}:{}".format(*world["dns"]),
-            }
-            with (
-                tempfile.TemporaryDirectory(prefix="relay-bench-") as folder,
-                RelayProcess(Path(folder) / "var", env=env) as relay,
-                psycopg.connect(relay.run["database_url"], autocommit=True) as database,
-            ):
-                _stretch(database, "warm", None)
-                quiet = _stretch(database, "quiet", None)
-                before = resident(relay.pid)
-                for number, kind in enumerate(KINDS):
-                    beside = _stretch(database, kind, _dead(kind))
-                    again = _stretch(database, f"quiet {number}", None)
-                    found = {}
-                    for what, at in (("p50", 0.5), ("p99", 0.99)):
-                        ours = statistics.fmean(one[int(len(one) * at)] for one in (quiet, again))
-                        theirs = beside[int(len(beside) * at)]
-                        found[f"{what}, ms"] = theirs * 1e3
-                        found[f"{what} alone, ms"] = ours * 1e3
-                        found[f"{what} / alone"] = theirs / ours
-                    found["longest, ms"] = beside[-1] * 1e3
-                    figures[kind].append(found)
-                    quiet = again
-                grown.append((resident(relay.pid) - before) / _MIB)
+            if not crowd_only:
+                grown.append(_one(world, figures))
+            _many(world, figures)
     medians = {
         kind: {what: statistics.median(one[what] for one in each) for what in each[0]}
         for kind, each in figures.items()
@@ -241,9 +316,10 @@ def run(rounds: int = 5) -> dict[str, Any]:
         for kind, found in medians.items()
         for what, most in (("p50", 1.25), ("p99", 1.5))
     }
-    ratios["memory, MiB"] = {"value": statistics.median(grown), "at_most": 16.0}
+    if grown:
+        ratios["memory, MiB"] = {"value": statistics.median(grown), "at_most": 16.0}
     return {
-        "name": f"a dead domain beside {DOMAINS} others",
+        "name": f"dead domains beside {DOMAINS} others",
         "unit": "ms",
         "results": medians,
         "ratios": ratios,
@@ -254,4 +330,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["world"]:
         trio.run(_world)
     else:
-        print(json.dumps(run(int(os.environ.get("ROUNDS", "1"))), indent=2))
+        rounds = int(os.environ.get("ROUNDS", "1"))
+        print(json.dumps(run(rounds, crowd_only=sys.argv[1:] == ["crowd"]), indent=2))

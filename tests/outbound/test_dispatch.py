@@ -576,6 +576,189 @@ def grouped(most: int | None) -> tuple[Dispatch[Mail, None], list[Line[Mail, Non
     return one, lines, group
 
 
+def sites(count: int, *, places: int = 32) -> tuple[Dispatch[Mail, None], list[Line[Mail, None]]]:
+    """A dispatch with so many lines to sites, of which nobody knows whether they answer."""
+    one: Dispatch[Mail, None] = Dispatch(
+        places, places, RightOfWay(), lambda key, _now: 8 if isinstance(key, int) else None
+    )
+    return one, [one.add(number, None, width=2, on_trial=True) for number in range(count)]
+
+
+def test_what_a_silent_site_is_sent_takes_no_place():
+    """However many there are and however long they say nothing: the places are all there."""
+    one, lines = sites(50)
+    for line in lines:
+        put(one, line, 9, f"{line.key}.example")
+    started = one.start(0.0)
+    assert Counter(line.workers for line in lines) == {1: 50}
+    assert (len(started), one.aside, one.workers) == (50, 50, 0)
+    for now in (0.2, 0.4, 5.0, 60.0):
+        one.step_aside(now)
+        one.widen(now)
+        assert one.start(now) == []
+    busy = one.add("upstream", None, width=32)
+    put(one, busy, 40, "d#.example", owner="two")
+    assert len(one.start(60.0)) == 29
+
+
+def test_a_silent_site_has_two_connections_while_fewer_stand_aside_than_there_are_places():
+    """The lines take turns, so it is first each one and then some of them two."""
+    one, lines = sites(20)
+    for line in lines:
+        put(one, line, 9, f"{line.key}.example")
+    one.start(0.0)
+    assert Counter(line.workers for line in lines) == {2: 12, 1: 8}
+    assert one.aside == 32
+
+
+def test_a_site_that_answers_goes_on_among_the_places():
+    """Its connection does not stand aside any more, and it widens as all do."""
+    one, (line,) = sites(1)
+    put(one, line, 40, "a.example")
+    places = one.start(0.0)
+    assert (len(places), one.aside, one.workers) == (2, 2, 0)
+    assert one.answered(line, "a.example", 0.1)
+    assert one.next(places[0][0], 0.1) is not None
+    assert (one.aside, one.workers) == (1, 1)
+    assert len(one.start(0.1)) == 1
+    assert (one.aside, one.workers, line.workers, line.aside) == (1, 2, 3, 1)
+    for place, _ in places:
+        one.leave(place)
+    assert (one.aside, one.workers, line.workers, line.aside) == (0, 1, 1, 0)
+
+
+def test_a_site_counts_as_silent_again_after_a_second():
+    """Or after four times what its deliveries take; and begins with two connections again."""
+    one, (line,) = sites(1)
+    assert line.is_silent(0.0)
+    for _ in range(6):
+        one.answered(line, "a.example", 1.0)
+    assert (line.width, line.is_silent(2.0), line.is_silent(2.1)) == (8, False, True)
+    put(one, line, 40, "a.example")
+    assert len(one.start(2.1)) == 2
+    assert line.width == 2
+    line.took(2.0)
+    one.answered(line, "a.example", 3.0)
+    assert (line.is_silent(10.9), line.is_silent(11.1)) == (False, True)
+
+
+def test_the_last_that_may_stand_aside_are_kept():
+    """For other owners first, and then for high mail."""
+    one, lines = sites(400)
+    for line in lines[:300]:
+        put(one, line, 1, "h.example", owner="mallory")
+    one.start(0.0)
+    assert one.aside == 192
+    for line in lines[300:380]:
+        put(one, line, 1, "d.example", owner="other")
+    assert owners(one.start(0.0)) == {"other": 32}
+    for line in lines[380:]:
+        put(one, line, 1, "code.example", HIGH, owner="other")
+    assert owners(one.start(0.0)) == {"other": 20}
+    put(one, lines[0], 1, "code.example", HIGH, owner="mallory")
+    assert one.start(0.0) == []
+    assert one.workers == 0
+
+
+def test_a_site_that_has_answered_once_is_risked_a_place_for():
+    """Where so many stand aside that nobody else begins; one connection, until it has failed."""
+    one, lines = sites(300)
+    known, unknown = lines[-1], lines[-2]
+    one.answered(known, "k.example", 0.0)
+    assert one.forget(known.key)
+    for line in lines[:200]:
+        put(one, line, 1, "h.example")
+    one.start(9.0)
+    known = one.add(known.key, None, width=2, on_trial=True)
+    put(one, known, 3, "k.example")
+    put(one, unknown, 3, "u.example")
+    ((place, job),) = one.start(9.0)
+    assert (job.domain, one.workers, one.aside) == ("k.example", 1, 192)
+    one.troubled(known)
+    one.leave(place)
+    assert one.start(9.0) == []
+
+
+def test_what_has_stalled_gives_its_place_away():
+    """Of one line no more than there are places; its line counts its connections as before."""
+    one, line = dispatch()
+    put(one, line, 60, "d#.example")
+    first = one.start(0.0)
+    assert (len(first), one.workers) == (29, 29)
+    one.step_aside(line.stalled_after - 0.01)
+    assert one.aside == 0
+    now = line.stalled_after
+    one.step_aside(now)
+    assert (one.aside, one.workers, line.workers, line.aside) == (29, 0, 29, 29)
+    assert one.held("one") == 31
+    assert one.start(now) == []  # of its line the last three are kept
+    others = one.add("others", None, width=32)
+    put(one, others, 60, "e#.example", owner="two")
+    assert len(one.start(now)) == 29
+    one.answered(line, "d0.example", now)
+    assert one.next(first[0][0], now) is not None
+    assert (one.aside, one.workers) == (28, 30)
+    assert one.next(first[1][0], now) is None, "the last places are kept for others"
+    one.leave(first[1][0])
+    assert (one.aside, one.workers) == (27, 30)
+
+
+def test_a_line_is_stuck_when_all_that_it_may_have_has_stalled():
+    """It is widened then if somebody is there, for it may be single mails that hang."""
+    one, (line,) = sites(1)
+    put(one, line, 1, "a.example")
+    one.start(0.0)
+    assert not one.is_stuck(line, 9.0), "there is room for another"
+    put(one, line, 1, "a.example")
+    one.start(0.0)
+    assert (one.is_stuck(line, 0.2), one.is_stuck(line, 0.3)) == (False, True)
+    assert not one.widen_stuck(line, 0.3), "nobody was reached"
+    one.opened(line)
+    assert [one.widen_stuck(line, 0.3) for _ in range(3)] == [True, True, False]
+    assert line.width == 8, "as the gate has it"
+    assert not one.is_stuck(line, 0.3)
+
+
+@given(st.integers(0, 10_000))
+@settings(deadline=None, max_examples=60)
+def test_what_stands_aside_is_counted(seed: int):
+    """Whatever answers, stalls, is put back and leaves, in whatever order."""
+    rng = random.Random(seed)
+    one, lines = sites(6, places=4)
+    lines.append(one.add("upstream", None, width=4))
+    under_way: Found = []
+    now = 0.0
+    for number in range(300):
+        now += rng.choice([0.01, 0.1, 0.4, 2.0])
+        line = rng.choice(lines)
+        put(one, line, rng.choice([0, 1, 4]), rng.choice("ab"), rng.choice([HIGH, NORMAL]), "one")
+        if rng.random() < 0.3:
+            one.step_aside(now)
+        if under_way and rng.random() < 0.7:
+            place, job = under_way.pop(rng.randrange(len(under_way)))
+            if rng.random() < 0.6:
+                one.answered(place.line, job.domain, now)
+            else:
+                one.troubled(place.line)
+            following = one.next(place, now)
+            if following is not None and rng.random() < 0.3:
+                one.put_back(place, following, job)
+                following = job
+            if following is None:
+                one.leave(place)
+            else:
+                under_way.append((place, following))
+        under_way += one.start(now)
+        aside = [place for place, _ in under_way if place.aside]
+        assert (one.aside, one.workers) == (len(aside), len(under_way) - len(aside))
+        assert one.workers <= one.places
+        assert one.aside <= one.most_aside
+        for line in lines:
+            assert line.workers == sum(place.line is line for place, _ in under_way)
+            assert line.aside == sum(place.line is line for place in aside)
+        assert one.held("one") == one.workers + sum(line.waits for line in lines), number
+
+
 def test_lines_of_one_receiver_have_no_more_than_it_is_given():
     """Together; and each of them something."""
     one, lines, group = grouped(4)

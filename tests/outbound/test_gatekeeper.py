@@ -211,6 +211,106 @@ def test_what_hangs_keeps_half_of_the_places_and_the_rest_goes_back():
     assert len(house.back) == 20 - max(held, 4)
 
 
+class Sites(House):
+    """Lines to sites of which nobody knows whether they answer."""
+
+    def __init__(self, count: int = 1, places: int = 8) -> None:
+        super().__init__(places)
+        self.lines = [
+            self.dispatch.add(("mx", str(number)), None, width=2, on_trial=True)
+            for number in range(count)
+        ]
+        self.line = self.lines[0]
+        self.begun: dict[Place[Job, Any], Job] = {}
+
+    def come(self, count: int, now: float, domain: str = "y.example", line: int = 0) -> list[bool]:
+        """So many are claimed; whether each may wait."""
+        let = []
+        for _ in range(count):
+            job = self.job(domain)
+            let.append(self.gatekeeper.lets(self.lines[line], job, now))
+            if let[-1]:
+                self.dispatch.put(self.lines[line], job)
+        return let
+
+    def begin(self, now: float) -> None:
+        for place, job in self.dispatch.start(now):
+            job.began_at, self.begun[place] = now, job
+
+    def allowed(self, now: float, domain: str = "y.example") -> int | None:
+        return self.gates.allowance(lane_of(ADMINISTRATOR_ID, domain), now)
+
+
+def test_no_more_is_claimed_for_a_site_that_has_not_answered_than_it_has_connections():
+    """What a first claim brought waits for it all the same; its answer ends that."""
+    house = Sites()
+    assert house.allowed(0.0) is None
+    assert house.come(1, 0.0) == [True]
+    assert house.allowed(0.0) == 1
+    assert house.come(5, 0.0) == [True] * 5
+    assert house.allowed(0.0) == 0
+    house.begin(0.0)
+    assert len(house.begun) == 2
+    _, job = house.begun.popitem()
+    assert house.ends(job, Verdict.DELIVERED, Phase.DOT, 0.1)
+    assert house.allowed(0.1) is None
+    assert house.back == []
+
+
+@pytest.mark.parametrize("code", [250, 451])
+def test_what_waits_for_a_site_whose_connections_all_hang_goes_back(code: int):
+    """Nothing of it is claimed or waits, of other domains neither, until it has answered."""
+    house = Sites()
+    house.come(6, 0.0)
+    house.begin(0.0)
+    house.gatekeeper.look_for_stalls(house.begun, 0.2)
+    assert house.back == []
+    house.gatekeeper.look_for_stalls(house.begun, 0.3)
+    assert len(house.back) == 4
+    assert all(delay > 0 for _, delay in house.back)
+    assert (house.line.waits, house.allowed(0.3)) == (0, 0)
+    assert house.come(1, 0.3, "z.example") == [False]
+    assert house.allowed(0.3, "z.example") == 0
+    place, job = house.begun.popitem()
+    verdict = Verdict.DELIVERED if code == 250 else Verdict.DEFERRED
+    house.ends(job, verdict, Phase.RCPT, 0.4, code=code)
+    job.leave_gates()
+    house.dispatch.leave(place)
+    assert house.allowed(0.4, "z.example") is None
+    assert house.come(1, 0.4, "z.example") == [True]
+
+
+def test_a_site_that_was_reached_is_tried_by_more_where_its_connections_hang():
+    """It may be single mails that do; where nobody was reached it would help nobody."""
+    house = Sites(places=32)
+    house.come(6, 0.0)
+    house.begin(0.0)
+    house.dispatch.opened(house.line)
+    house.gatekeeper.look_for_stalls(house.begun, 0.3)
+    assert (house.line.waits, house.allowed(0.3)) == (2, 0)
+    house.begin(0.3)
+    assert house.line.workers == 4
+
+
+def test_what_cannot_begin_is_turned_away_until_it_could():
+    """So many sites hang that no more may be tried: what is due for others is not held."""
+    house = Sites(80, places=4)
+    for number in range(80):
+        house.come(1, 0.0, f"d{number}.example", number)
+    house.begin(0.0)
+    assert (house.dispatch.aside, house.dispatch.room_aside) == (24, 0)
+    house.gatekeeper.look_for_stalls(house.begun, 0.1)
+    assert len(house.back) == 80 - 24
+    assert house.come(1, 0.2, "d79.example", 79) == [False]
+    assert house.allowed(0.2, "d79.example") == house.allowed(0.2, "d30.example") == 0
+    place, job = house.begun.popitem()
+    job.leave_gates()
+    house.dispatch.leave(place)
+    house.gatekeeper.look_for_stalls(house.begun, 0.3)
+    allowed = Counter(house.allowed(0.3, f"d{number}.example") for number in range(24, 80))
+    assert allowed == {0: 55, 1: 1}
+
+
 def test_what_was_announced_behind_a_stall_waits_again():
     """Another connection takes it; the one that hangs is told of no more."""
     house = House(places=8, width=1)

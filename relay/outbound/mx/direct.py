@@ -2,7 +2,8 @@
 
 Promises
 - A site has at most `most` connections, and begins with `FIRST_WIDTH`: a site that stalls cannot
-  take the places of others, however much mail waits for it.
+  take the places of others, however much mail waits for it; nor can many, for until a site has
+  answered its deliveries take none (`relay.outbound.dispatch`, aside).
 - A receiver (`relay.outbound.shaping.traffic`) has no more than it is given, with all its sites
   together.
 - Reports of TLS go whatever TLS is like: they tell of it (RFC 8460, 3).  A message is one by

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -437,6 +438,79 @@ async def test_a_site_that_stalls_holds_up_no_other(pool):
         # Its stalled sessions would wait for their deadlines: they need not be awaited here.
         for session in w.sinks["3"].sessions:
             await trio.aclose_forcefully(session.stream)
+
+
+@contextmanager
+def black_hole(host: str, port: int) -> Iterator[None]:
+    """An address that hears nobody who knocks: it listens with a full queue."""
+    with ExitStack() as stack:
+        listening, *knocking = (stack.enter_context(socket.socket()) for _ in range(5))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(0)
+        for each in knocking:
+            each.setblocking(False)
+            each.connect_ex((host, port))
+        yield
+
+
+def hangs_at(verb: str, streams: list[trio.abc.Stream]) -> Script:
+    """A script that says nothing to a verb, and notes to whom."""
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        if said == verb:
+            streams.append(session.stream)
+            await trio.sleep_forever()
+        return None
+
+    return script
+
+
+async def test_ninety_sites_that_stall_hold_up_no_other(pool):
+    """Black holes, and servers that say nothing to whoever connects, to EHLO or to the final dot,
+    more than there are places and more than is claimed ahead: all others have their mail while
+    every one of them hangs, and so they do when more is sent to the dead."""
+    verbs = ["connect", "EHLO", "dot"]
+    hanging: dict[str, list[trio.abc.Stream]] = {}
+    scripts: dict[str, Script] = {"2": well_behaved}
+    zone: dict[tuple[str, str], list[str]] = {}
+    numbers = [str(number) for number in range(10, 100)]
+    holes = numbers[::4]
+    for number in numbers:
+        zone |= mx(f"dead{number}.example", number)
+        if number not in holes:
+            hanging[number] = []
+            scripts[number] = hangs_at(verbs[int(number) % 3], hanging[number])
+    for other in range(100):
+        zone |= {(f"d{other}.example", "MX"): [f"10 mx{other}.d.example."]}
+        zone |= {(f"mx{other}.d.example", "A"): ["127.0.0.2"]}
+    with ExitStack() as deaf:
+        async with world(pool, zone, scripts, concurrency=32, lease_timeout=300.0) as w:
+            for number in holes:
+                deaf.enter_context(black_hole(f"127.0.0.{number}", w.sinks["2"].port))
+            for _ in range(2):
+                await put(pool, *(f"a{n}@dead{of}.example" for of in numbers for n in range(5)))
+                w.outbound.wake()
+                with trio.fail_after(30):
+                    await eventually(lambda: all(hanging.values()), "each of them hangs")
+                    await w.send(*(f"a@d{number}.example" for number in range(100)))
+            hang = await pool.fetch_value(
+                """
+                SELECT count(DISTINCT recipient_domain)
+                FROM (
+                    SELECT split_part(recipient, '@', 2) AS recipient_domain
+                    FROM relay.outbound_messages
+                    WHERE status = 'processing'
+                ) AS processing
+                """
+            )
+            assert hang >= len(hanging), "each of them still hangs"
+            assert max(map(len, hanging.values())) <= 2
+            # They would wait for their deadlines: they need not be awaited here.
+            deaf.close()
+            for streams in hanging.values():
+                for stream in streams:
+                    await trio.aclose_forcefully(stream)
 
 
 # Racing -------------------------------------------------------------------------------------------
