@@ -138,6 +138,7 @@ from relay.devices.server import DeviceServer
 from relay.devices.sqlite import SqliteStore
 from relay.devices.store import InboxStore
 from relay.dns.questions import Answer, Question
+from relay.dns.turns import AT_ONCE, MOST_LATE
 from relay.errors import ConfigError
 from relay.history import History
 from relay.http.links import Links
@@ -929,6 +930,8 @@ def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
         + settings.database.pool_size
         + settings.outbound.concurrency
         + most_aside(settings.outbound.concurrency)
+        + AT_ONCE
+        + MOST_LATE
         + settings.webhooks.concurrency
     )
     wanted = {

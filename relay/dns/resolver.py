@@ -10,7 +10,9 @@ Promises
   chosen anew each time, with the id and the question of the query.  Whoever guesses has one guess:
   after the first datagram that is no answer, the question is asked over TCP.
 - One question is under way once, however many ask it (single flight); one asker who gives up takes
-  nothing from the others.  At most `concurrency` are under way; the others wait, within their time.
+  nothing from the others.  At most `concurrency` are under way; the others wait, within their time,
+  for a quarter of a second at most behind what is not answered (`relay.dns.turns`), as long as no
+  more than `MOST_LATE` are not.
 - What was answered is kept for its TTL, at most `MAX_TTL`, that there is nothing at most
   `MAX_NEGATIVE_TTL`, failures for `failed_ttl`, even if their asker has waited in vain; the cache
   holds `MAX_CACHED` answers of `MAX_CACHED_BYTES` each at most, the least recently used go first.
@@ -42,6 +44,7 @@ import trio
 from relay.chance import randbelow
 from relay.dns import wire
 from relay.dns.questions import NXDOMAIN, ROOT, Answer, Asking, Question, Status, is_name
+from relay.dns.turns import AT_ONCE, MOST_LATE, PATIENCE, Turns
 from relay.errors import TemporaryFailure
 from relay.ip import is_loopback
 from relay.net import open_tcp_stream, open_udp_socket
@@ -112,13 +115,15 @@ class Resolver:
         *,
         ask_timeout: float = 10.0,
         server_timeout: float = 2.0,
-        concurrency: int = 64,
+        concurrency: int = AT_ONCE,
         failed_ttl: float = 30.0,
         silent_ttl: float = 30.0,
+        patience: float = PATIENCE,
     ) -> None:
         """`servers`: none: those of /etc/resolv.conf, read again when it changes.
 
-        `ask_timeout`: seconds for a question in all; `server_timeout`: for a server's answer.
+        `ask_timeout`: seconds for a question in all; `server_timeout`: for a server's answer;
+        `patience`: for it while others wait.
         """
         self._servers = tuple(servers)
         self._ask_timeout = ask_timeout
@@ -127,7 +132,8 @@ class Resolver:
         self._silent_ttl = silent_ttl
         self._silent: dict[Server, float] = {}  # since when
         self._concurrency = concurrency
-        self._places = trio.CapacityLimiter(concurrency)
+        self._patience = patience
+        self._turns = Turns(concurrency, patience=patience, most_late=MOST_LATE)
         self._flights: dict[Question, _Flight] = {}
         self._cache: OrderedDict[Question, _Cached] = OrderedDict()
         self._system: tuple[int, tuple[Server, ...]] | None = None
@@ -142,6 +148,7 @@ class Resolver:
             concurrency=self._concurrency,
             failed_ttl=self._failed_ttl,
             silent_ttl=self._silent_ttl,
+            patience=self._patience,
         )
 
     def statistics(self) -> ResolverStatistics:
@@ -244,9 +251,12 @@ class Resolver:
         """Ask for all who want to know."""
         self._flights[question] = flight
         try:
-            async with self._places:
+            turn = await self._turns.take()
+            try:
                 self._asked += 1
                 answer, ttl = await self._ask_servers(question, flight)
+            finally:
+                self._turns.end(turn)
             self._keep(question, answer, ttl)
             flight.answer = answer
             return answer

@@ -52,7 +52,7 @@ _STRIKES = Counter(
 _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 _OF_THE_RECIPIENT = ("4.1.", "4.2.")
 _SUSPENDED_WAIT = 5.0  # s
-_WAIT_FOR_LATE = 4  # messages to one domain
+_WAIT_FOR_LATE = 1  # messages to one domain
 
 LOOKING_UP = ("mx", "dns")
 """Instead of a route, in the gates before domains whose servers are looked up."""

@@ -181,14 +181,19 @@ class Workers:
             return
         for place, job in self._dispatch.start(trio.current_time()):
             self.nursery.start_soon(self._work, place, job)
-        before, self._aside = self._aside, self._dispatch.aside
+        before, self._aside = self._aside, self.aside
         if self._aside > before:
             self._made_room()
 
     @property
     def aside(self) -> int:
-        """Deliveries that stand aside, in nobody's way (`relay.outbound.dispatch`)."""
-        return self._dispatch.aside
+        """How much of what is held is in nobody's way, as it waits for a stranger to answer.
+
+        Deliveries that stand aside (`relay.outbound.dispatch`), and for each domain that is looked
+        up one message, so many at most as may stand aside.
+        """
+        looked_up = len(self._lookups) + len(self._lookups_of_reports)
+        return self._dispatch.aside + min(looked_up, self._dispatch.most_aside)
 
     def go_on(self) -> None:
         """High mail is delivered: what it held up is begun."""

@@ -15,6 +15,7 @@ from relay.checks.evidence import examine
 from relay.checks.verdict import judge
 from relay.dns.questions import Question, Status
 from relay.dns.resolver import Resolver, system_servers
+from relay.dns.turns import PATIENCE
 from tests.checks.signing import record, rsa_key, sign
 from tests.dns.server import DnsServer
 from tests.eventually import eventually
@@ -167,7 +168,7 @@ async def test_single_flight(server):
 
 async def test_so_many_at_once(server):
     """No more questions than allowed are under way; the others wait for a place."""
-    resolver = Resolver([server.address], concurrency=5)
+    resolver = Resolver([server.address], concurrency=5, patience=60.0)
     server.gate = trio.Event()
     async with trio.open_nursery() as nursery:
         for number in range(40):
@@ -177,6 +178,28 @@ async def test_so_many_at_once(server):
         server.gate.set()
     assert server.most_held == 5
     assert sum(server.asked.values()) == 40
+
+
+async def test_two_hundred_silent_questions_hold_up_another_for_a_moment(autojump_clock, server):
+    """They go on without a turn, and are answered for themselves."""
+    resolver = Resolver([server.address], ask_timeout=60.0, server_timeout=20.0)
+    ends = []
+
+    async def ask_in_vain(number: int) -> None:
+        answer = await resolver.ask(Question(f"silent.{number}.example", "A"))
+        assert answer.status is Status.FAILED
+        ends.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for number in range(200):
+            nursery.start_soon(ask_in_vain, number)
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        for name in ("a.example", "noise.example", "cut.example"):
+            await resolver.ask(Question(name, "A"))
+        assert trio.current_time() - began == PATIENCE
+        assert not ends
+    assert len(ends) == 200
 
 
 async def test_the_deadline_of_a_question(server):

@@ -311,6 +311,21 @@ def test_what_cannot_begin_is_turned_away_until_it_could():
     assert allowed == {0: 55, 1: 1}
 
 
+def test_one_message_waits_for_a_domain_whose_look_up_is_late():
+    """The others go back, and are not claimed before the DNS has answered."""
+    house = House()
+    jobs = [house.job() for _ in range(5)]
+    lane = jobs[0].message.lane
+    assert all(house.gatekeeper.lets_look_up(job, 0.0, late=False) for job in jobs)
+    assert house.gates.allowance(lane, 0.0) is None
+    let = [house.gatekeeper.lets_look_up(job, 0.3, late=True) for job in jobs]
+    assert let == [True, False, False, False, False]
+    assert [job for job, _ in house.back] == jobs[1:]
+    assert house.gates.allowance(lane, 0.3) == 0
+    house.gatekeeper.found("y.example")
+    assert house.gates.allowance(lane, 0.4) is None
+
+
 def test_what_was_announced_behind_a_stall_waits_again():
     """Another connection takes it; the one that hangs is told of no more."""
     house = House(places=8, width=1)

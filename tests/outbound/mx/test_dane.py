@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -282,7 +283,7 @@ async def delivering(
         server.zone = zone
         resolver = Resolver([server.address], failed_ttl=0.1)
         dane = DanePolicies(lambda: resolver, results=results)
-        settings = {
+        settings: dict[str, Any] = {
             "policy": DaneFirst(dane, other),
             "resolver": lambda: resolver,
             "results": results,

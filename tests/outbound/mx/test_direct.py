@@ -64,9 +64,13 @@ async def world(
     scripts: Mapping[str, Script] | None = None,
     *,
     tls: Mapping[str, ssl.SSLContext] | None = None,
+    dns_within: float = 2.0,
     **settings: Any,
 ) -> AsyncIterator[World]:
-    """Sinks at 127.0.0.N for each N of `scripts`, all on one port, and a DNS that knows `zone`."""
+    """Sinks at 127.0.0.N for each N of `scripts`, all on one port, and a DNS that knows `zone`.
+
+    `dns_within`: seconds that it has for an answer.
+    """
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
@@ -80,7 +84,7 @@ async def world(
                 )
             )
             sinks[number], port = sink, sink.port
-        resolver = Resolver([server.address])
+        resolver = Resolver([server.address], server_timeout=dns_within, ask_timeout=5 * dns_within)
         outbound = await stack.enter_async_context(
             running_outbound(
                 pool,
@@ -438,6 +442,18 @@ async def test_a_site_that_stalls_holds_up_no_other(pool):
         # Its stalled sessions would wait for their deadlines: they need not be awaited here.
         for session in w.sinks["3"].sessions:
             await trio.aclose_forcefully(session.stream)
+
+
+async def test_two_hundred_domains_whose_dns_is_silent_hold_up_no_other(pool):
+    """More than questions are asked at once, and than is claimed ahead: all others have their mail
+    before any of them is given up."""
+    zone = {(f"d{number}.example", "A"): ["127.0.0.2"] for number in range(60)}
+    async with world(pool, zone, concurrency=32, dns_within=60.0) as w:
+        await put(pool, *(f"a{n}@silent.d{of}.example" for of in range(200) for n in range(3)))
+        with trio.fail_after(20):
+            await w.send(*(f"a@d{number}.example" for number in range(60)))
+        looked_up = "SELECT count(*) FROM relay.outbound_messages WHERE status = 'processing'"
+        assert await pool.fetch_value(looked_up) >= 200
 
 
 @contextmanager
