@@ -131,6 +131,7 @@ class Workers:
         if signer is not None:
             self._signing = Signing(signer, self._written, self._were_made)
         self._made_room = made_room
+        self._late = 0  # domains whose look-up is, as of the last look
         self._aside = 0  # that stood aside when somebody was told last
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
@@ -189,11 +190,11 @@ class Workers:
     def aside(self) -> int:
         """How much of what is held is in nobody's way, as it waits for a stranger to answer.
 
-        Deliveries that stand aside (`relay.outbound.dispatch`), and for each domain that is looked
-        up one message, so many at most as may stand aside.
+        Deliveries that stand aside (`relay.outbound.dispatch`), and for each domain whose look-up
+        is late one message, so many at most as may stand aside.  Not from its start on: more would
+        be claimed for domains of which nobody knows yet that their sites are silent.
         """
-        looked_up = len(self._lookups) + len(self._lookups_of_reports)
-        return self._dispatch.aside + min(looked_up, self._dispatch.most_aside)
+        return self._dispatch.aside + min(self._late, self._dispatch.most_aside)
 
     def go_on(self) -> None:
         """High mail is delivered: what it held up is begun."""
@@ -205,8 +206,10 @@ class Workers:
         self._dispatch.step_aside(now)
         if self._gatekeeper.look_for_stalls(self._begun, now):
             self._custody.freed()
+        self._late = 0
         for lookups in (self._lookups, self._lookups_of_reports):
             for domain in lookups.late(now):
+                self._late += 1
                 for job in lookups.take(domain):
                     self._look_up(job, now)
         self._dispatch.widen(now)

@@ -40,10 +40,6 @@ class Lookups:
         self._looked_up = looked_up
         self._under_way: dict[str, _Lookup] = {}
 
-    def __len__(self) -> int:
-        """How many domains are being looked up."""
-        return len(self._under_way)
-
     def put(self, job: Job, now: float, nursery: trio.Nursery) -> None:
         """Have a job wait for its domain, which is looked up by a task in `nursery`."""
         lookup = self._under_way.get(job.domain)
