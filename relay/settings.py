@@ -41,7 +41,9 @@ from relay.errors import ConfigError
 from relay.ip import is_loopback
 
 PREFIX = "RELAY_"
-_OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG", "RELAY_TOKEN"}  # options of commands, not settings
+# What the clients read (clients/): it stands in the shell of whoever tests with a relay of theirs.
+_OF_CLIENTS = {"RELAY_URL", "RELAY_TOKEN"}
+_OUTSIDE = {"RELAY_DATA_DIR", "RELAY_CONFIG", *_OF_CLIENTS}  # no settings, whoever reads them
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NO_DURATION = "a duration is a number of seconds, or a number with ms, s, m, h or d"
@@ -878,7 +880,7 @@ def forget_secrets() -> None:
 
     A filter of the operator's may start programs, too.
     """
-    for variable in ("RELAY_TOKEN", *map(as_environment, _MAY_HOLD_A_SECRET)):
+    for variable in (*_OF_CLIENTS, *map(as_environment, _MAY_HOLD_A_SECRET)):
         os.environ.pop(variable, None)
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -266,6 +267,14 @@ def test_the_variables_of_a_kubernetes_service_are_ignored():
     for name in ("RELAY_PORTS", "RELAY_SMTP_PORT", "RELAY_SMTP__PORT", "RELAY_SERVICES"):
         with pytest.raises(ConfigError, match=f"{name} is not a setting"):
             load(environ={name: "2525"})
+
+
+def test_the_variables_of_the_clients_are_no_settings():
+    """A shell that tests with a relay by the clients starts one, too."""
+    source = (Path(__file__).parents[1] / "clients/python/src/relay_client/_connect.py").read_text()
+    read = set(re.findall(r'"(RELAY_[A-Z]+)"', source))
+    assert read == {"RELAY_URL", "RELAY_TOKEN"}
+    assert load(environ=dict.fromkeys(read, "http://127.0.0.1:8025")) == load(environ={})
 
 
 def test_an_unknown_name_in_the_file_is_an_error_that_names_the_file(tmp_path):

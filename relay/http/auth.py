@@ -45,6 +45,7 @@ from relay.mailboxes.records import Mailbox
 from relay.mailboxes.visibility import Credential
 
 _OR_BASIC = ", or 'Basic' with a token as the password"
+_UNKNOWN = "The token is unknown or revoked."
 _BOOLEAN = TypeAdapter(bool)
 _PATIENCE = 5.0  # s; a stream does not stand still longer for a database that does not answer
 
@@ -148,7 +149,7 @@ class Authorisation:
             raise unauthenticated(f"The Authorization header must be 'Bearer' and a token{also}.")
         caller = await identify(self._deps, token)
         if caller is None:
-            raise unauthenticated("The token is unknown or revoked.")
+            raise unauthenticated(_UNKNOWN)
         return caller, None
 
     async def _on_mailbox(self) -> Admitted:
@@ -196,6 +197,8 @@ class Authorisation:
             if token_hash is not None and "Authorization" not in headers:
                 mailbox = await deps.store.find_by_session(token_hash)
             if mailbox is None:
+                if _bearer(headers):
+                    raise unauthenticated(_UNKNOWN)
                 raise unauthenticated(
                     "This call needs a bearer token, or the session token of a mailbox that lives."
                 )

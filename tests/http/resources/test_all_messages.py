@@ -40,6 +40,20 @@ async def listed(house: House, headers: dict[str, str], **params: Any) -> list[d
     return found
 
 
+@pytest.mark.parametrize("path", [BASE, f"{BASE}/wait", "/api/v1/mailboxes"])
+async def test_a_token_that_is_unknown_is_said_to_be(house: House, path: str):
+    """Whoever sent one does not look for how to send one; whoever sent none is told what to."""
+
+    async def said(**headers: str) -> str:
+        answer = await house.client.get(path, headers=headers)
+        assert answer.status_code == 401
+        return str(answer.json()["detail"])
+
+    assert await said(Authorization="Bearer rk_0123") == "The token is unknown or revoked."
+    for headers in ({}, {"Authorization": "Basic x"}, {"X-Session-Token": "gone"}):
+        assert "unknown" not in await said(**headers)
+
+
 async def test_each_credential_has_its_own(house: House):
     """A session token its one mailbox, a key its own, the administrator all; with what is new."""
     address, token = await house.mailbox()
