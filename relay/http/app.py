@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import trio
 from prometheus_client import Counter
 from quart import Response, has_request_context, request, websocket
 from quart.globals import request_ctx, websocket_ctx
@@ -195,6 +196,7 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, rout
         connection = websocket_ctx.websocket if operation.websocket else request_ctx.request
         if operation.stream and not operation.websocket and request.method == "HEAD":
             raise MethodNotAllowed(valid_methods=["GET"])
+        began_at = trio.current_time()
         asked = Authorisation(deps, operation, connection, path.pop("address", None))
         admitted = await _admit(deps, rates, operation, connection, asked)
         check_names(known, (name for name, _ in connection.args.items(multi=True)))
@@ -206,7 +208,7 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, rout
         async def call() -> Call:
             query, body = await read_values(operation, connection.args)
             caller, mailbox, session = admitted
-            return Call(caller, mailbox, query, body, session, still)
+            return Call(caller, mailbox, query, body, session, still, began_at)
 
         if operation.websocket:
             return await route.handler(await call(), **path)

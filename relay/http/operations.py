@@ -158,7 +158,8 @@ class StillAdmitted(Protocol):
 class Call:
     """What a handler is given, checked: `caller`, `mailbox` as its operation's access says.
 
-    `session` is the page session that authorised the call, if one did.  A handler that answers for
+    `began_at`: an instant on Trio's clock, before anything was looked up for the call.  `session`
+    is the page session that authorised the call, if one did.  A handler that answers for
     long asks for the `refusal` from time to time, and at once when the bell rings by which
     its admission is `watched`, and ends with it.
     """
@@ -169,6 +170,7 @@ class Call:
     body: Any
     session: PageSession | None
     admission: StillAdmitted
+    began_at: float
 
     @property
     def refusal(self) -> Refusal:

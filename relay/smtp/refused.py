@@ -49,7 +49,7 @@ class RefusedRecipients:
     """Seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """`now`: seconds of any clock that only rises."""
+        """`now`: seconds of a clock that only rises; `since` takes instants of it."""
         self._now = now
         self._refused: dict[str, tuple[Why, str, float, int]] = {}  # the newest last
 
@@ -68,12 +68,13 @@ class RefusedRecipients:
             del self._refused[oldest]
         self._refused[address] = why, reply, now, count + 1
 
-    def within(self, seconds: float) -> list[RefusedRecipient]:
-        """Return those of so many last seconds, the newest first."""
+    def since(self, instant: float) -> list[RefusedRecipient]:
+        """Return those that were refused at an instant or later, the newest first."""
         now = self._now()
+        oldest = max(instant, now - self.KEPT)
         found: list[RefusedRecipient] = []
         for address, (why, reply, at, count) in reversed(self._refused.items()):
-            if now - at > min(seconds, self.KEPT):
+            if at < oldest:
                 break
             found.append(RefusedRecipient(address, why, reply, now - at, count))
         return found

@@ -298,7 +298,9 @@ def register(api: Api) -> None:
         mailbox, now = call.mailbox, utc_now()
         # The mailbox's age in seconds by the database's clock, which all three were read from.
         lived = (mailbox.expires_at - mailbox.created_at).total_seconds() - mailbox.expires_in
-        found = api.deps.refused.within(lived)
+        # It was that old when the database looked, some time after the call began: so long before
+        # the beginning is not later than when it was made, however late the answer came.
+        found = api.deps.refused.since(call.began_at - lived)
         told = await api.deps.misaddressed.told_of(
             mailbox,
             [one.address for one in found],

@@ -7,8 +7,13 @@ import pytest
 import trio
 from pydantic import TypeAdapter, ValidationError
 
+from relay.db.pool import Pool
 from relay.http.problems import invalid
-from tests.http.conftest import LETTER, House
+from relay.mailboxes.records import Mailbox
+from relay.mailboxes.store import Store
+from relay.mailboxes.visibility import Credential
+from relay.smtp.refused import RefusedRecipients
+from tests.http.conftest import LETTER, House, open_house
 
 BASE = "/api/v1/mailboxes"
 
@@ -328,21 +333,55 @@ async def test_refused_recipients_are_shown_to_whom_they_concern(house: House) -
     assert await refused_of(house, made[0], mine) == [over]
 
 
-async def test_a_refused_recipient_says_why_and_when(house: House) -> None:
+class Clock:
+    """Trio's, which a test sets ahead."""
+
+    ahead = 0.0
+
+    def __call__(self) -> float:
+        return trio.current_time() + self.ahead
+
+
+async def test_a_refused_recipient_says_why_and_when(database_url: str, pool: Pool) -> None:
     """Since the mailbox was made, and how often."""
-    house.refused.note("before@relay.localhost", "unknown", "550")
-    await trio.sleep(0.01)
-    address, session = await house.mailbox()
-    house.refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
-    house.refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
-    answer = await house.client.get(f"/api/v1/mailboxes/{address}/refused", headers=house.admin)
-    (one,) = answer.json()
-    at = datetime.fromisoformat(one.pop("at"))
-    assert abs((at - datetime.now(UTC)).total_seconds()) < 60
-    assert one == {
-        "address": address,
-        "why": "over_quota",
-        "reply": "452 4.2.2 Mailbox full, try again later",
-        "count": 2,
-    }
-    assert await refused_of(house, address, session) == [address]
+    clock = Clock()
+    refused = RefusedRecipients(clock)
+    async with open_house(database_url, pool, refused=refused) as house:
+        clock.ahead = -60.0
+        refused.note("before@relay.localhost", "unknown", "550")
+        clock.ahead = 0.0
+        address, session = await house.mailbox()
+        for _ in range(2):
+            refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
+        answer = await house.client.get(f"/api/v1/mailboxes/{address}/refused", headers=house.admin)
+        (one,) = answer.json()
+        at = datetime.fromisoformat(one.pop("at"))
+        assert abs((at - datetime.now(UTC)).total_seconds()) < 60
+        assert one == {
+            "address": address,
+            "why": "over_quota",
+            "reply": "452 4.2.2 Mailbox full, try again later",
+            "count": 2,
+        }
+        assert await refused_of(house, address, session) == [address]
+
+
+async def test_what_was_refused_first_is_shown_however_late_the_database_answers(
+    database_url: str, pool: Pool
+) -> None:
+    """The mailbox was younger when it was looked up than the refusal is when it is shown."""
+    clock = Clock()
+
+    class Late(Store):
+        async def find(
+            self, address: str, credential: Credential, *, deleted: bool = False
+        ) -> Mailbox | None:
+            found = await super().find(address, credential, deleted=deleted)
+            clock.ahead += 60.0
+            return found
+
+    refused, store = RefusedRecipients(clock), Late(pool, ["relay.localhost"])
+    async with open_house(database_url, pool, refused=refused, store=store) as house:
+        address, session = await house.mailbox()
+        refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
+        assert await refused_of(house, address, session) == [address]
