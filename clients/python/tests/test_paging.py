@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import anyio
 import pytest
 
-from relay_client import AsyncRelay, Relay
+from relay_client import AsyncRelay, Refused, Relay
 
 _IDS = [str(number) for number in range(450)]
 _PATH = "/below/api/v1/mailboxes/a@b/messages"
@@ -35,6 +35,10 @@ class _Server(ThreadingHTTPServer):
     refuses = False
     most = 200
     """Messages of a page of whole ones, however many are asked for."""
+    empty: tuple[int, ...] = ()
+    """The pages that have nothing, by the number of the call: a search looked for long enough."""
+    ends = True
+    """Whether the last message has no next page behind it."""
     pages = rows = singles = 0
 
 
@@ -63,12 +67,16 @@ class _Relay(BaseHTTPRequestHandler):
         whole = whole and self._relay.knows_whole
         start, limit = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
         end = start + min(limit, self._relay.most if whole else limit)
-        following = urlencode({name: one for name, (one,) in query.items()} | {"cursor": end})
+        if self._relay.pages in self._relay.empty:
+            end = start
+        values = {name: one for name, (one,) in query.items()}
+        values |= {"cursor": str(end), "n": str(self._relay.pages)}  # each is another
+        following = urlencode(values)
         link = f'</api/v1/mailboxes/a@b/messages?{following}>; rel="next"'
         shown = _MESSAGE if whole else {name: _MESSAGE[name] for name in _LISTED}
         rows = [{**shown, "id": one} for one in _IDS[start:end]]
         self._relay.rows += len(rows)
-        self._answer(rows, link if end < len(_IDS) else None)
+        self._answer(rows, link if end < len(_IDS) or not self._relay.ends else None)
 
     @property
     def _relay(self) -> _Server:
@@ -116,6 +124,27 @@ def test_more_than_a_page_is_listed_whole(server: _Server, slash: str) -> None:
         assert [one.id for one in inbox.messages(100)] == _IDS[:100]
         assert (server.pages, server.rows) == (8, 1000)
         assert server.singles == 0
+
+
+def test_an_empty_page_is_not_the_end(server: _Server) -> None:
+    """Nor are several, the first among them: a slow search finds nothing for a while."""
+    server.empty = (1, 2, 4)
+    with Relay(f"http://127.0.0.1:{server.server_port}/below", None) as relay:
+        found = relay.mailbox("a@b").search("word", 250)
+    assert [one.id for one in found] == _IDS[:250]
+    assert (server.pages, server.rows) == (5, 250)
+
+
+def test_a_list_without_an_end_is_given_up(server: _Server) -> None:
+    """After a thousand pages with nothing; one that has all that is asked for is no such list."""
+    server.ends = False
+    with Relay(f"http://127.0.0.1:{server.server_port}/below", None) as relay:
+        inbox = relay.mailbox("a@b")
+        assert [one.id for one in inbox.messages(450)] == _IDS
+        server.pages = 0
+        with pytest.raises(Refused, match="no relay answered: 1000 pages of its list are empty"):
+            inbox.messages(451)
+    assert server.pages == 3 + 1000
 
 
 @pytest.mark.parametrize("refuses", [True, False])

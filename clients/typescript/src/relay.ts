@@ -61,6 +61,7 @@ type Schemas = components["schemas"];
 type Query = NonNullable<RepeatableRequest["query"]>;
 
 const PAGE = 200;
+const MOST_EMPTY = 1_000; // pages of a list with nothing on them; a relay looks a second for each
 const CLOSES_WITHIN = 2_000; // or is left to its time
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
 const FIRST_LOOK = 20; // between two looks at what was sent
@@ -281,12 +282,16 @@ export class Inbox implements AsyncDisposable {
     return this.#listed(q, limit);
   }
 
-  /** A page of them by a call; of an older relay, each by one of its own. */
+  /**
+   * A page of them by a call; of an older relay, each by one of its own.  A page may be empty and
+   * have a next one: of a search that looked for long enough.
+   */
   async #listed(q: string | undefined, limit: number): Promise<Message[]> {
     const entries: (EntryJson | WholeEntryJson)[] = [];
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
     let path: string | undefined;
     const seen = new Set<string>();
+    let empty = 0;
     while (entries.length < limit) {
       const answer: Answer =
         path === undefined
@@ -298,7 +303,12 @@ export class Inbox implements AsyncDisposable {
       const page = decoded(answer, answers.LIST) as EntryJson[];
       entries.push(...page);
       path = following(answer);
-      if (path === undefined || page.length === 0 || seen.has(path)) break;
+      if (path === undefined || entries.length >= limit) break;
+      if (seen.has(path)) throw noRelay(answer, "its next page is one that came before");
+      if (page.length === 0) empty += 1;
+      if (empty === MOST_EMPTY) {
+        throw noRelay(answer, `${empty} pages of its list are empty, and it goes on`);
+      }
       seen.add(path);
     }
     const found: Message[] = [];

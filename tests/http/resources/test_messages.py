@@ -2,14 +2,18 @@
 
 import base64
 import contextlib
+import os
 import socket
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 import trio
 
 from relay.db.pool import Pool
+from relay.mailboxes.messages import Messages
 from tests.eventually import eventually
 from tests.http.conftest import LETTER, SMALL, House, open_house
 
@@ -65,6 +69,44 @@ async def test_search_finds_sender_subject_and_body_in_any_case(house: House):
     for needle, count in (("ADA@", 1), ("hello", 1), ("482913", 1), ("%", 0), ("\x00", 0)):
         found = await house.client.get(url, params={"q": needle}, headers=token)
         assert len(found.json()) == count, needle
+
+
+CLIENT = Path(__file__).parents[3] / "clients/python/src"
+SEARCHES = """
+import sys
+from relay_client import Relay
+
+url, address, token = sys.argv[1:]
+with Relay(url, None) as relay:
+    print(*(one.id for one in relay.mailbox(address, token).search("needle")))
+"""
+
+
+async def test_a_search_that_finds_nothing_for_a_while_is_gone_on_with(
+    database_url: str, pool: Pool
+) -> None:
+    """Its pages are empty until then, and each names the next; the Python client reads on."""
+    slow = Messages(pool, seconds=0.0, longest=2)
+    async with open_house(database_url, pool, messages=slow) as house:
+        address, token = await house.mailbox()
+        wanted = str(await house.deliver(address, LETTER.replace(b"Hello", b"needle")))
+        for _ in range(6):
+            await house.deliver(address)
+        url, pages = f"{BASE}/{address}/messages?q=needle", []
+        while url:
+            answer = await house.client.get(url, headers=token)
+            pages.append([one["id"] for one in answer.json()])
+            url = answer.links.get("next", {}).get("url", "")
+        assert pages == [[], [], [], [wanted]]
+        done = await trio.run_process(
+            [
+                *(sys.executable, "-c", SEARCHES),
+                *(str(house.client.base_url), address, token["X-Session-Token"]),
+            ],
+            env={**os.environ, "PYTHONPATH": str(CLIENT)},
+            capture_stdout=True,
+        )
+        assert done.stdout.decode().split() == [wanted]
 
 
 async def test_a_message_is_listed_before_it_is_parsed(house: House):

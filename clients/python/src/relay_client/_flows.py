@@ -52,6 +52,7 @@ _PART = 20.0  # s
 _OTHERS = 20  # lines of other mail in a failure
 _LISTS_WITHIN = 2.0  # s until they are there, or left out
 _PAGE = 200
+_MOST_EMPTY = 1000  # pages of a list with nothing on them; a relay looks for a second for each
 _LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
 
@@ -250,13 +251,15 @@ def _line(entry: JSON) -> str:
 def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]:
     """Read the messages of an inbox, all or those that match a search, the newest first.
 
-    A page of them by a call; of an older relay, each by one of its own.
+    A page of them by a call; of an older relay, each by one of its own.  A page may be empty and
+    have a next one: of a search that looked for long enough.
     """
     params: dict[str, str | float] = {"limit": min(limit, _PAGE)}
     if q is not None:
         params["q"] = q
     entries: list[JSON] = []
     seen = set[str]()
+    empty = 0
     following: str | None = None
     while len(entries) < limit:
         if following is None:
@@ -267,8 +270,13 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
         page: list[JSON] = decoded(answer, _answers.LIST)
         entries += page
         following = _following(answer)
-        if following is None or not page or following in seen:
+        if following is None or len(entries) >= limit:
             break
+        if following in seen:
+            raise no_relay(answer, "its next page is one that came before")
+        empty += not page
+        if empty == _MOST_EMPTY:
+            raise no_relay(answer, f"{empty} pages of its list are empty, and it goes on")
         seen.add(following)
     found: list[JSON] = []
     for entry in entries[:limit]:
