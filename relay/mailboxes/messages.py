@@ -212,7 +212,12 @@ class Messages:
             ), marked AS (
                 UPDATE relay.messages
                 SET is_read = true
-                WHERE id IN (SELECT given_id FROM given WHERE NOT was_read)
+                WHERE id = ANY (ARRAY(
+                    SELECT id
+                    FROM relay.messages
+                    WHERE id IN (SELECT given_id FROM given WHERE NOT was_read)
+                    ORDER BY id  -- as bulk calls lock them
+                    FOR NO KEY UPDATE))
             )
             SELECT given.*
             FROM relay.mailboxes b

@@ -1,11 +1,14 @@
 """Messages in PostgreSQL: listed, searched, read, deleted, and until when."""
 
+from functools import partial
 from uuid import uuid4
 
 import pytest
+import trio
 
 from relay.mailboxes.query import parse
 from relay.times import rfc3339
+from tests.eventually import eventually
 from tests.mailboxes.mail import deliver
 
 EXPIRE = "UPDATE relay.mailboxes SET expires_at = now() - interval '1 microsecond' WHERE id = %s"
@@ -139,6 +142,31 @@ async def test_reads_a_page_of_whole_messages(pool, store, messages, terms):
     assert await pool.fetch_value(
         "SELECT is_read FROM relay.messages WHERE id = %s", (unread,)
     ) is (False)
+
+
+@pytest.mark.parametrize("terms", ["", "text"])
+async def test_a_page_of_whole_messages_locks_what_it_marks_in_the_order_of_bulk_calls(
+    pool, store, messages, terms
+):
+    """While it waits for the first of them by its id, it holds none of the others: whoever has
+    that one goes on to those and waits for nobody."""
+    mailbox = (await store.create()).mailbox.id
+    ids = sorted([await deliver(pool, mailbox, str(number), text="text") for number in range(20)])
+    # It lies behind the others in the table, too.
+    await pool.execute("UPDATE relay.messages SET is_read = false WHERE id = %s", (ids[0],))
+    async with trio.open_nursery() as nursery, pool.transaction() as bulk:
+        lock = "SELECT FROM relay.messages WHERE id = ANY (%s) ORDER BY id FOR UPDATE NOWAIT"
+        await bulk.execute(lock, (ids[:1],))
+        nursery.start_soon(partial(messages.whole_page, mailbox, limit=20, terms=parse(terms)))
+        await eventually(
+            lambda: pool.fetch_value(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            ),
+            "the page waits for it",
+        )
+        await bulk.execute(lock, (ids,))
+    assert all(entry.is_read for entry, _ in (await messages.page(mailbox)).items)
 
 
 @pytest.mark.parametrize("terms", ["", "a"])
