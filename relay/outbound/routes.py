@@ -199,8 +199,7 @@ class Connections:
 
     async def tidy(self) -> None:
         """Close what has been idle for too long."""
-        latest = trio.current_time() - IDLE
-        await self._quit([item for item in self._idle if item[0] <= latest])
+        await self._quit(self._idle_for_long())
 
     async def close_one(self) -> None:
         """Close the one that has been idle for longest."""
@@ -214,6 +213,10 @@ class Connections:
         """Close all that are idle, at once and saying nothing."""
         while self._idle:
             self._idle.pop()[1].abort()
+
+    def _idle_for_long(self) -> list[tuple[float, Connection]]:
+        latest = trio.current_time() - IDLE
+        return [item for item in self._idle if item[0] <= latest]
 
     async def _quit(self, leaving: list[tuple[float, Connection]]) -> None:
         for item in leaving:

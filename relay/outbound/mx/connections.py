@@ -15,7 +15,8 @@ Promises
   breaks is the mail sent in clear, over a new connection.  Where a policy asks for more, what fails
   of that names the policy.
 - Where a receiver is given so many connections, idle ones of its other sites count: before a new
-  one is opened that would be too many, the one that has been idle for longest is closed.
+  one is opened that would be too many, the one that has been idle for longest is closed.  One that
+  is told goodbye after `IDLE` seconds counts until it is closed.
 
 What a mail needs is one law for REQUIRETLS (in verified TLS), SMTPUTF8, 8BITMIME and SIZE
 (`relay.smtp.client.Offer`), and so is what follows for a mail that no exchanger has taken:
@@ -40,7 +41,8 @@ from __future__ import annotations
 import math
 import random
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -96,13 +98,15 @@ class Unsuited(OpenFailed):
 class Shared:
     """What the connections to all sites of one receiver have in common."""
 
-    __slots__ = ("__weakref__", "_idle", "group", "most_mails")
+    __slots__ = ("__weakref__", "_closed", "_closing", "_idle", "group", "most_mails")
 
     def __init__(self, group: Group, most_mails: Callable[[], int]) -> None:
         """`most_mails()`: after so many mails a connection is replaced."""
         self.group = group
         self.most_mails = most_mails
         self._idle: dict[SiteConnections, None] = {}  # who may have idle ones, longest first
+        self._closing = 0  # that were idle, and no place of the group's waits for their end
+        self._closed = trio.lowlevel.ParkingLot()
 
     def is_idle(self, connections: SiteConnections) -> None:
         """One of theirs may be idle from now on."""
@@ -115,14 +119,27 @@ class Shared:
 
     async def make_room(self) -> None:
         """Close idle ones until those that work may all be open."""
-        while self._idle:
+        while self._idle or self._closing:
             room = self.group.room(trio.current_time())
-            if sum(map(len, self._idle)) <= room:
+            if sum(map(len, self._idle)) + self._closing <= room:
                 break
+            if not self._idle:
+                await self._closed.park()
+                continue
             first = next(iter(self._idle))
             if len(first) <= 1:
                 del self._idle[first]
             await first.close_one()
+
+    @contextmanager
+    def closing(self, count: int) -> Iterator[None]:
+        """So many are closed in the block, and count until its end."""
+        self._closing += count
+        try:
+            yield
+        finally:
+            self._closing -= count
+            self._closed.unpark_all()
 
 
 class Reporting(NamedTuple):
@@ -196,6 +213,12 @@ class SiteConnections(Connections):
         super().give_back(connection)
         if self._shared is not None:
             self._shared.is_idle(self)
+
+    async def tidy(self) -> None:
+        """Close what has been idle for too long."""
+        leaving = self._idle_for_long()
+        with nullcontext() if self._shared is None else self._shared.closing(len(leaving)):
+            await self._quit(leaving)
 
     def used(self, domain: str, connection: Connection) -> None:
         """A connection takes mail of a domain: it is a session of it, once.

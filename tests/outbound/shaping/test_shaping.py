@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections import Counter
 from contextlib import suppress
 
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from relay.db.listen import Hub
 from relay.lifecycle.letters import Letters
 from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin, Wanted
+from relay.outbound.dispatch import Group
 from relay.outbound.gates import Standing
+from relay.outbound.mx.connections import Shared, SiteConnections
+from relay.outbound.mx.exchangers import Exchanger
+from relay.outbound.mx.sites import Site, site_of
+from relay.outbound.routes import IDLE
 from relay.outbound.shaping.rules import Rules, parse
 from relay.outbound.shaping.traffic import SUSPENDED, Traffic
 from relay.outbound.shared_rates import SharedRates
+from relay.smtp.client import Mail
+from relay.smtp.connection import Deadlines
 from tests.eventually import eventually
 from tests.lifecycle.collecting import KEY
 from tests.lifecycle.people import insert
 from tests.outbound.mx.test_direct import World, answers, mx, world
 from tests.outbound.node import put
-from tests.outbound.sink import Script, Session, well_behaved
+from tests.outbound.sink import Script, Session, running_sink, well_behaved
 
 TCP_ESTABLISHED = 1  # of the kernel's states (linux/tcp_states.h)
 
@@ -219,6 +228,46 @@ async def test_a_provider_has_so_many_connections_and_mails_on_each(pool):
         assert most["other"] > 2
         assert len(dots) == 40
         assert max(Counter(dots).values()) == 5
+
+
+async def test_what_is_told_goodbye_counts_until_it_is_closed(mock_clock):
+    """A new connection waits for one that was idle for long, which has its time to answer."""
+    goodbye = trio.Event()
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        if said == "QUIT":
+            await goodbye.wait()
+        return None
+
+    group = Group(lambda _now: 2)
+    shared = Shared(group, lambda: 1000)
+    mail = Mail("a@b.example", ("b@c.example",), b"Subject: Hi\r\n\r\nHi.\r\n")
+    async with running_sink(script) as sink, trio.open_nursery() as nursery:
+        site = site_of((Exchanger("mx.example", 0, ("127.0.0.1",)),), {})
+        assert isinstance(site, Site)
+        connections = SiteConnections(
+            site, sink.port, "relay.example", Deadlines(), random.Random(1), shared=shared
+        )
+        connections.give_back(await connections.open("c.example", mail))
+        mock_clock.jump(IDLE + 1)
+        nursery.start_soon(connections.tidy)
+        (session,) = sink.sessions
+        await eventually(lambda: "QUIT" in session.said, "it is told goodbye")
+        group.workers = 1
+        await shared.make_room()  # for one there is
+        group.workers = 2
+        room: list[bool] = []
+
+        async def made_room() -> None:
+            await shared.make_room()
+            room.append(is_open(session))
+
+        nursery.start_soon(made_room)
+        await wait_all_tasks_blocked()
+        assert room == []
+        goodbye.set()
+        await eventually(lambda: room, "there is room")
+        assert room == [False]
 
 
 async def test_a_provider_is_sent_no_more_than_its_rate(pool):
