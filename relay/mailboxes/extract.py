@@ -75,11 +75,14 @@ _WORD = re.compile(
     """,
     re.VERBOSE,
 )
-# One of these is in whatever `_WORD` matches; those in ASCII if it is that.  First what is in much
-# other text, too: the look at the others is spared there.
+# "Enter 123456 to confirm": what is to be typed is a code, though nothing calls it one.
+_TYPED = re.compile(r"""\b(?:enter|type)[ ]{1,3}[*_"'“]{0,3}$""")
+_TO_CONFIRM = re.compile(r"""[*_"'”]{0,3}[ ]{1,3}to[ ]confirm\b""")
+# One of these is in whatever `_WORD` or `_TO_CONFIRM` matches; those in ASCII if it is that.  First
+# what is in much other text, too: the look at the others is spared there.
 _PIECES_ASCII = (
     *("cod", "time", "tan", "pin", "number", "verif", "kod", "kood", "otp", "2fa", "mfa", "einmal"),
-    *("clave", "senha", "potwierdz"),
+    *("clave", "senha", "potwierdz", "to confirm"),
 )
 _PIECES = (
     *_PIECES_ASCII,
@@ -261,6 +264,8 @@ def _cost(text: str, match: re.Match[str]) -> float | None:
             return None
     else:
         follows = _WORD.search(rest)
+        confirms = _TO_CONFIRM.match(rest) if _TYPED.search(same_line) else None
+        follows = confirms or follows
         if follows is None or follows.start() > 40:
             return None
         # "123456 is your code": the word comes after, in the same sentence.
@@ -268,7 +273,9 @@ def _cost(text: str, match: re.Match[str]) -> float | None:
             return None
         distance = follows.start() + 20
         copula = _COPULA.match(rest)
-        announced = copula is not None and as_written[slice(*copula.span(1))] == copula[1]
+        announced = confirms is not None or (
+            copula is not None and as_written[slice(*copula.span(1))] == copula[1]
+        )
     strong = alone or announced
     if (
         match["digits"]

@@ -33,6 +33,8 @@ CODES = [
         "834201",
     ),
     ("", "Your single-use code is:\n\nK7QX2P\n", "K7QX2P"),
+    ("", "Enter 551209 to confirm your account", "551209"),
+    ("", "Please type **AB12CD** to confirm", "AB12CD"),
     ("", "Enter this code to continue: WDJB-MJHT", "WDJB-MJHT"),
     ("", "Your confirmation code is\n\n**003921**\n", "003921"),
     ("", "Il tuo codice di verifica è 481516", "481516"),
@@ -63,6 +65,11 @@ NO_CODES = [
     ("Confirm your email", "Click https://x.example/verify?code=123456&u=2 to confirm"),
     ("", "To verify, call 555-1234"),
     ("", "Your code is 12.50 EUR"),
+    ("", "Text YES to 12345 to confirm your account"),
+    ("", "Follow the link to confirm your booking 551209"),
+    ("", "Enter hall 4821 to confirm that you are here"),
+    ("", "Enter 4821 points to confirm"),
+    ("", "Center 551209 to confirm"),
     ("", "You paid 123456 points, code"),
 ]
 
