@@ -20,7 +20,7 @@ import pytest
 from cases import CASES
 
 import relay_client
-from relay_client import Relay
+from relay_client import Relay, RelayError
 from relay_client._records import parsed_info
 from relay_client._started import _OURS, _runs, running, started, stop
 from relay_client.pytest_plugin import smtp_server_of
@@ -311,7 +311,24 @@ def test_it(inbox, smtp_server):
     kept.close()
 
 
-def test_an_inbox_lives_for_an_hour_unless_it_is_kept(inner: pytest.Pytester) -> None:
+def test_a_mistyped_argument_of_the_marker_is_said_with_it(inner: pytest.Pytester) -> None:
+    """And not as one of a function that the test does not call."""
+    inner.makepyfile(
+        """
+import pytest
+
+@pytest.mark.relay_inbox(tll=5)
+def test_it(inbox):
+    pass
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*@pytest.mark.relay_inbox(ttl=None, *tll*"])
+    result.stdout.no_fnmatch_line("*TypeError*")
+
+
+def test_an_inbox_lives_for_an_hour_unless_it_is_kept(inner: pytest.Pytester, relay: Relay) -> None:
     """So a run that is killed leaves none for long; a marker may say otherwise."""
     inner.makepyfile(
         """
@@ -339,7 +356,11 @@ def test_left(relay, inbox):
 """
     )
     _run(inner, "-k", "not left").assert_outcomes(passed=2, deselected=2)
-    _run(inner, "-k", "left", "--relay-keep").assert_outcomes(passed=2, deselected=2)
+    kept = _run(inner, "-k", "left", "--relay-keep")
+    kept.assert_outcomes(passed=2, deselected=2)
+    kept.stdout.fnmatch_lines(
+        ["*what is kept*", f"2 inboxes, until their time is over, at {relay.url}: *@*, *@*"]
+    )
 
 
 @pytest.mark.parametrize("case", CASES["smtp_servers"], ids=lambda case: case["link"])
@@ -434,8 +455,12 @@ def test_sign_up(inbox, relay, smtp_server, number):
     assert (base / "relay" / "relay.log").exists()
     assert not kept.exists(), "a relay that has ended leaves its data"
     options = ("--basetemp", base, "-k", "0", "--relay-keep")
-    inner.run(*command, *options).assert_outcomes(passed=1)
+    result = inner.run(*command, *options)
+    result.assert_outcomes(passed=1)
     assert (kept / "run").exists()
+    result.stdout.fnmatch_lines(
+        ["*what is kept*", "1 inbox, *: *@relay.localhost", f"  *relay* up --data-dir {kept}"]
+    )
     shutil.rmtree(kept)
     monkeypatch.setenv("RELAY_URL", where)
     monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
@@ -445,6 +470,25 @@ def test_sign_up(inbox, relay, smtp_server, number):
     result = _run(inner, "--relay-command", "sh -c 'echo no disk; exit 3'", "-k", "0")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["the relay ended as it started; its log is *:", "no disk"])
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "unsaid"),
+    [
+        ("sh -c 'echo Usage: relay COMMAND; seq 999; echo tail'", "end in `up`?", "tail"),
+        ("sh -c 'echo Usage: relay up; echo no option; exit 2' up", "no option", "end in"),
+        ("sh -c 'echo no disk; exit 3'", "no disk\ndoes the command end in `up`?", "Usage"),
+        ("sh -c 'echo no disk; exit 3' up", "no disk", "end in"),
+    ],
+)
+def test_a_command_that_starts_no_relay(
+    tmp_path: Path, command: str, said: str, unsaid: str
+) -> None:
+    """One that shows how it is called lacks `up`, as does one that ends at once, perhaps."""
+    with pytest.raises(RelayError, match=r"^the relay ended as it started; ") as caught:
+        started(tmp_path, command, os.getpid())
+    assert said in str(caught.value)
+    assert unsaid not in str(caught.value)
 
 
 _RUNS = """sh -c 'mkdir -p "$RELAY_DATA_DIR/run"; cd "$RELAY_DATA_DIR/run";

@@ -3,7 +3,7 @@
 That one is started, and how long that took, since it may take many seconds in which nothing else is
 seen: on a terminal, and in the log of whoever runs the tests without one.  And why there is none:
 once, at the end, whichever tests wanted one and in whatever worker; each of them has a line that
-leads there.
+leads there.  And what `--relay-keep` has kept.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from typing import Any, NoReturn
 
 import pytest
 
+from relay_client._text import visible
 from relay_client.errors import RelayError
 
 _TITLE = "relay-client"
-_KEY = "relay_client_why"  # of what a worker of pytest-xdist hands over at its end
+# Of what a worker of pytest-xdist hands over at its end.
+_KEY = "relay_client_why"
+_KEPT = "relay_client_kept"
+_NAMED = 10  # inboxes
 
 
 class Progress:
@@ -90,3 +94,41 @@ class Missing:
         for why in self._why.values():
             reporter.section(f"{_TITLE}: why tests have no relay")
             reporter.line(why)
+
+
+class Kept:
+    """Which inboxes `--relay-keep` has left, and where; of a relay that was started, its data."""
+
+    def __init__(self) -> None:
+        self._addresses: list[str] = []
+        self._url = ""
+
+    def add(self, address: str, url: str) -> None:
+        """Remember an inbox."""
+        self._addresses.append(address)
+        self._url = url
+
+    def hand_over(self, output: dict[str, Any]) -> None:
+        """Give a worker's to its controller."""
+        output[_KEPT] = (self._addresses, self._url)
+
+    def take_over(self, output: Mapping[str, Any]) -> None:
+        """Take those of a worker."""
+        addresses, url = output.get(_KEPT, ((), ""))
+        self._addresses += addresses
+        self._url = self._url or url
+
+    def explain(self, reporter: pytest.TerminalReporter, command: str | None) -> None:
+        """Say what there is; `command` opens what a relay that was started for the run has kept."""
+        if not self._addresses and command is None:
+            return
+        reporter.section(f"{_TITLE}: what is kept")
+        count = len(self._addresses)
+        named = ", ".join(self._addresses[:_NAMED]) + (", \u2026" if count > _NAMED else "")
+        where = f", at {self._url}" if command is None else ""
+        if count:
+            inboxes = f"{count} inbox{'es' if count > 1 else ''}"
+            reporter.line(visible(f"{inboxes}, until their time is over{where}: {named}"))
+        if command is not None:
+            reporter.line("the data of the relay that was started; it is opened by")
+            reporter.line(f"  {command}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -26,6 +27,7 @@ from relay_client.errors import RelayError
 
 _STARTS_WITHIN = 60.0  # s; the first start of all makes a database
 _STOPS_WITHIN = 20.0  # s
+_UP = re.compile(r"\bup\b")
 _OURS: list[subprocess.Popen[bytes]] = []
 # Ends a relay ($2) whose owner ($1) has gone: one that was killed stops nothing.  Then removes its
 # data ($3; empty: it stays), as `stop` does it where there is an owner.  Where that was done, and
@@ -71,7 +73,14 @@ def started(
             relay = _start(folder, words)
             process.write_text(str(relay))
             _watch(owner, relay, None if keep else folder / "data", process)
-        return _ready(folder, int(process.read_text()))
+        return _ready(folder, int(process.read_text()), command)
+
+
+def opens(folder: Path, command: str | None) -> str:
+    """Return what a shell is given to see what a relay that was started in `folder` has kept."""
+    words = shlex.split(command) if command else _installed()
+    named = words if words[-1:] == ["up"] else ["relay", "up"]
+    return shlex.join([*named, "--data-dir", str(folder / "data")])
 
 
 def running(folder: Path) -> int | None:
@@ -159,7 +168,7 @@ def _installed() -> list[str]:
     )
 
 
-def _ready(folder: Path, process: int) -> dict[str, Any]:
+def _ready(folder: Path, process: int, command: str | None = None) -> dict[str, Any]:
     description = folder / "data" / "run" / "relay.json"
     deadline = time.monotonic() + _STARTS_WITHIN
     while True:
@@ -167,9 +176,11 @@ def _ready(folder: Path, process: int) -> dict[str, Any]:
             found: dict[str, Any] = json.loads(description.read_text())
             return found
         if not _runs(process):
-            raise RelayError(f"the relay ended as it started; {_said(folder)}")
+            raise RelayError(f"the relay ended as it started; {_said(folder, command)}")
         if time.monotonic() > deadline:
-            raise RelayError(f"the relay is not ready after {_STARTS_WITHIN:g} s; {_said(folder)}")
+            raise RelayError(
+                f"the relay is not ready after {_STARTS_WITHIN:g} s; {_said(folder, command)}"
+            )
         time.sleep(0.02)
 
 
@@ -187,7 +198,13 @@ def _runs(process: int) -> bool:
     return True
 
 
-def _said(folder: Path) -> str:
+def _said(folder: Path, command: str | None) -> str:
     log = folder / "relay.log"
-    said = log.read_text(errors="replace")[-2000:].strip() or "(nothing)"
-    return f"its log is {log}:\n{said}"
+    said = log.read_text(errors="replace").strip()
+    tail = f"its log is {log}:\n{said[-2000:].strip() or '(nothing)'}"
+    if command is None or _UP.search(command):
+        return tail
+    hint = "does the command end in `up`?"
+    if re.search(r"^\s*usage:", said, re.IGNORECASE | re.MULTILINE):
+        return f"it said how it is called: {hint} (its log is {log})"
+    return f"{tail}\n{hint}"

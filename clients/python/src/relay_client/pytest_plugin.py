@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator, Iterator
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -25,8 +26,8 @@ import pytest
 
 from relay_client import Inbox, Info, Refused, Relay, RelayError
 from relay_client._connect import is_loopback
-from relay_client._saying import Missing, Progress
-from relay_client._started import running, started, stop
+from relay_client._saying import Kept, Missing, Progress
+from relay_client._started import opens, running, started, stop
 from relay_client._text import visible
 
 if TYPE_CHECKING:
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 
 _SHOWN = 20  # messages of a report
 _MOST = 4000  # characters of a message's text there
+_NAMES = Signature(
+    [
+        Parameter("ttl", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        Parameter("local_part", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+        Parameter("domain", Parameter.KEYWORD_ONLY, default=None),
+    ]
+)
+"""What the marker takes: what `Relay.inbox` does."""
 _TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it ends it
 
 
@@ -83,6 +92,7 @@ class _Relays:
         self._keeps = bool(config.getoption("relay_keep"))
         self._ours: tuple[Path, int] | None = None
         self.missing = Missing()
+        self.kept = Kept()
 
     def found(self, factory: pytest.TempPathFactory) -> Relay:
         """Return the relay of this run; where there is none the test fails, and that is said."""
@@ -133,6 +143,15 @@ class _Relays:
             process = running(folder)
             self._ours = None if process is None else (folder, process)
 
+    def explain(self, reporter: pytest.TerminalReporter) -> None:
+        """Say why tests had no relay, and what is kept."""
+        self.missing.explain(reporter)
+        if self._keeps:
+            folder = self._ours[0] if self._ours is not None else None
+            kept = folder is not None and (folder / "data").exists()  # unless pytest removed it
+            command = self._config.getoption("relay_command")
+            self.kept.explain(reporter, opens(folder, command) if folder and kept else None)
+
     def stop(self) -> None:
         """End what was started; only who outlives all workers may."""
         if not self._is_worker:
@@ -154,7 +173,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--relay-command",
         default=None,
         metavar="COMMAND",
-        help="starts the relay, unless RELAY_URL is set; the installed 'relay-mail up' by default",
+        help="starts the relay, unless RELAY_URL is set; the installed 'relay-mail up' by default;"
+        " write --relay-command='/path/to/relay up', with the =",
     )
     group.addoption(
         "--relay-keep",
@@ -165,9 +185,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Say which markers there are."""
-    config.addinivalue_line(
-        "markers", "relay_inbox(ttl=None, local_part=None): what inbox the test is given"
-    )
+    config.addinivalue_line("markers", f"relay_inbox{_NAMES}: what inbox the test is given")
     config.stash[_RELAYS] = _Relays(config)
 
 
@@ -179,19 +197,23 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)  # of a worker of pytest-xdist
     if output is not None:
         relays.missing.hand_over(output)
+        relays.kept.hand_over(output)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker of pytest-xdist has to say."""
-    node.config.stash[_RELAYS].missing.take_over(getattr(node, "workeroutput", {}))
+    relays = node.config.stash[_RELAYS]
+    output = getattr(node, "workeroutput", {})
+    relays.missing.take_over(output)
+    relays.kept.take_over(output)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say why tests had no relay."""
-    config.stash[_RELAYS].missing.explain(terminalreporter)
+    """Say why tests had no relay, and what is kept."""
+    config.stash[_RELAYS].explain(terminalreporter)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -218,10 +240,16 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     keeps = request.config.getoption("relay_keep")
     if not keeps and not args:
         wanted.setdefault("ttl", _TTL)
+    try:
+        _NAMES.bind(*args, **wanted)
+    except TypeError as error:
+        pytest.fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}", pytrace=False)
     made = relay.inbox(*args, **wanted)
     request.node.stash[_INBOX] = made
     yield made
-    if not keeps:
+    if keeps:
+        request.config.stash[_RELAYS].kept.add(made.address, relay.url)
+    else:
         made.close()
 
 
