@@ -10,9 +10,8 @@ Promises
   chosen anew each time, with the id and the question of the query.  Whoever guesses has one guess:
   after the first datagram that is no answer, the question is asked over TCP.
 - One question is under way once, however many ask it (single flight); one asker who gives up takes
-  nothing from the others.  At most `concurrency` are under way; the others wait, within their time,
-  for a quarter of a second at most behind what is not answered (`relay.dns.turns`), as long as no
-  more than `MOST_LATE` are not.
+  nothing from the others.  At most `concurrency` have a turn, and `MOST_LATE` go on without, as
+  they are not answered; the others wait, within their time (`relay.dns.turns` says how long).
 - What was answered is kept for its TTL, at most `MAX_TTL`, that there is nothing at most
   `MAX_NEGATIVE_TTL`, failures for `failed_ttl`, even if their asker has waited in vain; the cache
   holds `MAX_CACHED` answers of `MAX_CACHED_BYTES` each at most, the least recently used go first.

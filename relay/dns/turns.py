@@ -6,8 +6,11 @@ takes; or not at all, and then a name that a stranger chose keeps its place unti
 Promises
 - At most `places` have a turn; who comes when all are taken waits, the first who came goes first.
 - While anybody waits, whoever has had a turn for `patience` seconds gives it to them and goes on
-  without: he is late.  So what is never answered holds up nobody for longer.
-- At most `most_late` are late.  Beyond that a turn is kept until its end.
+  without: he is late.
+- At most `most_late` are late, so no more than `places + most_late` questions are under way.
+  Beyond that a turn is kept until its end.
+- So who comes behind questions that are never answered waits one `patience` for each `places` of
+  them that came before, up to `most_late` and `places` together; behind more, until one ends.
 
 Fails: never.  Who is cancelled while he waits has none.
 

@@ -15,7 +15,7 @@ from relay.checks.evidence import examine
 from relay.checks.verdict import judge
 from relay.dns.questions import Question, Status
 from relay.dns.resolver import Resolver, system_servers
-from relay.dns.turns import PATIENCE
+from relay.dns.turns import AT_ONCE, MOST_LATE, PATIENCE
 from tests.checks.signing import record, rsa_key, sign
 from tests.dns.server import DnsServer
 from tests.eventually import eventually
@@ -180,8 +180,14 @@ async def test_so_many_at_once(server):
     assert sum(server.asked.values()) == 40
 
 
-async def test_two_hundred_silent_questions_hold_up_another_for_a_moment(autojump_clock, server):
-    """They go on without a turn, and are answered for themselves."""
+@pytest.mark.parametrize(
+    ("silent", "waited"), [(127, 0.0), (200, PATIENCE), (300, 2 * PATIENCE), (383, 2 * PATIENCE)]
+)
+async def test_silent_questions_hold_up_another_for_a_moment(
+    autojump_clock, server, silent, waited
+):
+    """They go on without a turn, each `AT_ONCE` of them after one `PATIENCE`, and are answered for
+    themselves."""
     resolver = Resolver([server.address], ask_timeout=60.0, server_timeout=20.0)
     ends = []
 
@@ -191,15 +197,29 @@ async def test_two_hundred_silent_questions_hold_up_another_for_a_moment(autojum
         ends.append(trio.current_time())
 
     async with trio.open_nursery() as nursery:
-        for number in range(200):
+        for number in range(silent):
             nursery.start_soon(ask_in_vain, number)
         await wait_all_tasks_blocked()
         began = trio.current_time()
         for name in ("a.example", "noise.example", "cut.example"):
             await resolver.ask(Question(name, "A"))
-        assert trio.current_time() - began == PATIENCE
+        assert trio.current_time() - began == waited
         assert not ends
-    assert len(ends) == 200
+    assert len(ends) == silent
+
+
+async def test_behind_more_silent_questions_than_may_be_late_another_waits_for_an_end(
+    autojump_clock, server
+):
+    """`AT_ONCE` that have a turn and `MOST_LATE` that have none any more."""
+    resolver = Resolver([server.address], ask_timeout=60.0, server_timeout=20.0)
+    async with trio.open_nursery() as nursery:
+        for number in range(AT_ONCE + MOST_LATE):
+            nursery.start_soon(resolver.ask, Question(f"silent.{number}.example", "A"))
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await resolver.ask(Question("a.example", "A"))
+        assert trio.current_time() - began == 2 * 20.0  # the only server is tried twice
 
 
 async def test_the_deadline_of_a_question(server):

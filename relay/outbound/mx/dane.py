@@ -25,8 +25,8 @@ An authority's certificate (usage 2) must besides be for the base domain or the 
 Promises
 - DANE goes before other policies (`DaneFirst`): they are asked about those exchangers only for
   which it says nothing.
-- Each look has `TLSA` seconds, and at most `AT_ONCE` questions are under way: a domain whose DNS
-  says nothing has its own mail wait, and takes no other's turn.
+- Each look has `TLSA` seconds.  A domain whose DNS says nothing has its own mail wait; how long
+  others' questions may wait for its, the resolver's turns say (`relay.dns.turns`).
 - Mail of domains shares a connection where the records are the same, but with usage 2, where the
   domain's name may count.
 - While no server says anything of the root, what was proved last holds.
@@ -74,8 +74,6 @@ NAME = "DANE"
 
 TLSA = 10.0
 """Seconds to find out about the exchangers of a domain."""
-AT_ONCE = 32
-"""Questions about TLSA that are under way: half of what a resolver has places for."""
 PROVED = 3600.0
 UNPROVED = 60.0
 """Seconds for which it holds that the servers validate, or not."""
@@ -147,7 +145,6 @@ class DanePolicies:
         self._on = False
         self._asked_again_at = 0.0
         self._turn = trio.Lock()
-        self._places = trio.CapacityLimiter(AT_ONCE)
 
     async def is_on(self) -> bool:
         """Whether the DNS can be believed; asked for when it is not known, once for all."""
@@ -238,8 +235,7 @@ class DanePolicies:
             self._results.count(result)
 
     async def _ask(self, name: str, kind: RecordType) -> Answer:
-        async with self._places:
-            return await self._resolver().ask(Question(name, kind))
+        return await self._resolver().ask(Question(name, kind))
 
 
 def _policy(base: str, texts: Collection[str], wanted: Sequence[str]) -> TlsPolicy:

@@ -21,6 +21,7 @@ from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
 from relay.outbound.mx.tls_results import TlsResults
 from tests.dns.server import DnsServer
+from tests.eventually import eventually
 from tests.outbound.mx.pki import Issued, issue, serving
 from tests.outbound.mx.test_direct import Says, World, answers, world
 from tests.outbound.mx.test_sts import count
@@ -181,6 +182,36 @@ async def test_a_look_up_ends_in_time(virtual: MockClock):
             "shop.example", [Exchanger("mx.example", 0)]
         )
     assert TLSA <= trio.current_time() - began < TLSA + 5
+
+
+async def test_forty_domains_whose_dns_is_silent_hold_up_no_other(autojump_clock):
+    """Their mail waits, and no mail of a domain that is answered for, or is not signed."""
+    zone = shop("mx.example", mx=[E31])
+    zone["plain.test", "MX"] = ["10 mx.plain.test."]
+    zone["mx.plain.test", "A"] = ["127.0.0.3"]
+    silent = [f"mx{number}.example" for number in range(40)]
+    for host in silent:
+        zone[host, "A"] = ["127.0.0.4"]
+    async with names(zone) as server, trio.open_nursery() as nursery:
+        server.silent = {(f"_25._tcp.{host}", "TLSA") for host in silent}
+        resolver = Resolver([server.address])
+        dane = DanePolicies(lambda: resolver)
+        unavailable = []
+
+        async def ask_in_vain(host: str) -> None:
+            with pytest.raises(PolicyUnavailable):
+                await dane.policy_for(host, [Exchanger(host, 0)])
+            unavailable.append(host)
+
+        for host in silent:
+            nursery.start_soon(ask_in_vain, host)
+        await eventually(lambda: len(server.silent - server.asked.keys()) <= 8, "most are asked")
+        began = trio.current_time()
+        policies = await dane.policy_for("shop.example", [Exchanger("mx.example", 0)])
+        assert policies["mx.example"].security is Security.VERIFIED
+        assert await dane.policy_for("plain.test", [Exchanger("mx.plain.test", 0)]) == {}
+        assert (trio.current_time(), unavailable) == (began, [])
+    assert sorted(unavailable) == sorted(silent)
 
 
 async def test_many_who_ask_at_once_have_one_answer():
