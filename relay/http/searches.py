@@ -1,12 +1,14 @@
-"""Turns for searches: whoever searches leaves most of the database to everybody else.
+"""Turns for searches, and for pages of whole messages: whoever asks for much leaves most of the
+relay to everybody else.
 
 A search may read through much mail, for a second and more, and keeps one of the pool's connections
-meanwhile.  So few run at once, of one owner fewer; the others wait, as a rule some milliseconds.
+meanwhile; a page of whole messages is as much work as a hundred other calls, for the relay's one
+thread.  So few run at once, of one owner fewer; the others wait, as a rule some milliseconds.
 
 Promises
   * At most `AT_ONCE` searches run at once, `OF_ONE` of them for one owner; one is the
     administrator's (`FairLimiter`).
-  * Lists without a search never wait.
+  * Other lists never wait.
 
 Fails with 503 after `PATIENCE` seconds without a turn.  A wait takes one as long as it reads what
 was there before.
@@ -40,7 +42,7 @@ class Searches:
 
     @asynccontextmanager
     async def turn(self, call: Call, *, searches: bool = True) -> AsyncIterator[None]:
-        """Hold a turn for the block; none where nothing is searched for (`searches`)."""
+        """Hold a turn for the block; none where little is asked for (not `searches`)."""
         if not searches:
             yield
             return

@@ -54,7 +54,7 @@ _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
 _DELETED_AT_ONCE = 500  # messages
 
-PAGE_BYTES = 4 * 2**20
+PAGE_BYTES = 2**20
 """What was found in the messages of a page of whole ones, at most; one alone may have more."""
 
 # What a page of whole messages is cut by; of no text is the value read for it.
@@ -230,7 +230,11 @@ class Messages:
         )
         if not rows:
             return None
-        items = [whole_of(_as_read(row[_COUNTED:])) for row in rows if row[0] is not None]
+        items = []
+        for row in rows:
+            if row[0] is not None:
+                items.append(whole_of(_as_read(row[_COUNTED:])))
+                await trio.lowlevel.checkpoint()  # its headers and links may be long
         if items and len(items) < rows[0][3]:
             last = items[-1][0]
             return Page(items, _cursor(last.received_at, last.id))

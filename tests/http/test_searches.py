@@ -8,7 +8,38 @@ import trio
 
 from relay.http.searches import AT_ONCE, OF_ONE
 from relay.mailboxes.all_messages import AllMessages
+from relay.mailboxes.messages import Messages
 from tests.http.conftest import House
+
+
+async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch):
+    """Two of one caller at once, until they are written; every call is answered."""
+    whole_page, running, most = Messages.whole_page, 0, 0
+
+    async def slow(*args: Any, **named: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await trio.sleep(0.05)
+            return await whole_page(*args, **named)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(Messages, "whole_page", slow)
+    address, token = await house.mailbox()
+    await house.deliver(address)
+    url = f"/api/v1/mailboxes/{address}/messages?whole=true"
+    codes: list[int] = []
+
+    async def ask() -> None:
+        codes.append((await house.client.get(url, headers=token)).status_code)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(ask)
+    assert most == OF_ONE
+    assert codes == [200] * 8
 
 
 async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, monkeypatch):

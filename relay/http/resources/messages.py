@@ -24,6 +24,7 @@ from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.downloads import Downloads, disposition, once, plain_name
 from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.json_pieces import in_turns, json_pieces
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -203,7 +204,7 @@ def register(api: Api) -> None:
         query: MessagesQuery = call.query
         terms = parse(query.q or "")
         read = messages.whole_page if query.whole else messages.page
-        async with api.searches.turn(call, searches=bool(terms)):
+        async with api.searches.turn(call, searches=bool(terms) or query.whole):
             page = await read(
                 call.mailbox.id,
                 limit=min(query.limit, 200),
@@ -211,11 +212,14 @@ def register(api: Api) -> None:
                 cursor=query.cursor,
                 terms=terms,
             )
-        if page is None:
-            raise mailbox_not_found()
-        return json_response(
-            [entry.as_json() | placed.as_json() for entry, placed in page.items],
+            if page is None:
+                raise mailbox_not_found()
+            shown = (entry.as_json() | placed.as_json() for entry, placed in page.items)
+            pieces = [piece async for piece in in_turns(json_pieces(shown))]
+        return Response(
+            b"".join(pieces),
             headers=next_link(page.cursor, offset=0),  # the cursor already stands behind it
+            content_type="application/json",
         )
 
     @api.add(
