@@ -218,7 +218,7 @@ class Limits:
     uploads: int = 4  # bodies over MAX_BODY that are in memory at once
     upload_timeout: float = 60.0  # s to wait for a place, and then for the end of such a body
     upload_every: float = 10.0  # s in which such a body must bring `bodies.STEP`
-    unshown_timeout: float = 5.0  # s for which /compat waits until what was accepted is shown
+    unshown_timeout: float = 5.0  # s for which lists wait until what was accepted is shown
 
 
 @dataclass(frozen=True)

@@ -155,16 +155,18 @@ class Mails:
     async def unshown(self, reach: Reach, among: Sequence[UUID] | None = None) -> list[UUID]:
         """Messages that were accepted and wait to be parsed: all, or those of some ids.
 
-        Of a backlog above `UNSHOWN` only a part is looked at.
+        Of a backlog above `UNSHOWN` only a part is looked at, but for a reach of one mailbox.
         """
-        known = "" if among is None else "WHERE message_id = ANY (%(among)s::uuid[])"
+        known = "true" if among is None else "message_id = ANY (%(among)s::uuid[])"
+        its = "true" if reach.mailbox_id is None else "mailbox_id = %(reach_mailbox)s"
         rows = await self._pool.fetch(
             # Look-ups, whatever is thought of a table that is empty as a rule.
             f"""
             WITH waiting AS MATERIALIZED (
                 SELECT message_id, mailbox_id
                 FROM relay.unsummarised
-                {known}
+                WHERE {known}
+                  AND {its}
                 LIMIT %(most)s
             )
             SELECT w.message_id

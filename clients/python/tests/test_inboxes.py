@@ -104,6 +104,30 @@ def test_a_wait_ends_as_the_message_comes(inbox: Inbox, deliver: Deliver) -> Non
     timer.join()
 
 
+@pytest.mark.parametrize("q", [None, "reset"])
+def test_mail_is_listed_whole_as_soon_as_it_was_sent(
+    relay: Relay, inbox: Inbox, deliver: Deliver, q: str | None
+) -> None:
+    """However long the relay takes to parse it: here it does so only while a list waits."""
+
+    def summariser(verb: str) -> None:
+        url = f"{relay.url}/api/v1/supervision/summariser/{verb}"
+        headers = {"Authorization": f"Bearer {relay.token}"}
+        httpx.post(url, headers=headers, trust_env=False).raise_for_status()
+
+    summariser("pause")
+    timer = threading.Timer(0.3, summariser, ("resume",))
+    try:
+        deliver(inbox.address)
+        timer.start()
+        (found,) = inbox.messages() if q is None else inbox.search(q)
+    finally:
+        summariser("resume")
+    timer.join()
+    assert (found.subject, found.code) == ("Reset", "271828")
+    assert found.text
+
+
 def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
     """Each other message has a line."""
     with pytest.raises(WaitTimeout, match=r"waited 0\.1 s for any mail; nothing came"):

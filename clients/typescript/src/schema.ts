@@ -867,7 +867,7 @@ export interface operations {
                 cursor?: string | null;
                 /** @description what to look for, as in GET /api/v1/messages */
                 q?: string | null;
-                /** @description give each as reading it does, and mark it read; of large ones fewer */
+                /** @description give each as reading it does, and mark it read; of large ones fewer. The first page waits until what has come is parsed, some seconds at most */
                 whole?: boolean;
             };
             header?: never;

@@ -132,6 +132,34 @@ test(
   }),
 );
 
+for (const q of [undefined, "reset"]) {
+  test(
+    `mail is ${q === undefined ? "listed" : "found"} whole as soon as it was sent`,
+    withInbox(async (inbox) => {
+      /** @param {string} verb */
+      const summariser = async (verb) => {
+        const answer = await fetch(`${relay.url}/api/v1/supervision/summariser/${verb}`, {
+          method: "POST",
+          headers: { Authorization: `Bearer ${process.env.RELAY_TOKEN}` },
+        });
+        assert.equal(answer.status, 202);
+      };
+      await summariser("pause");
+      try {
+        await deliver(inbox.address);
+        const [[found]] = await Promise.all([
+          q === undefined ? inbox.messages() : inbox.search(q),
+          new Promise((done) => setTimeout(done, 300)).then(() => summariser("resume")),
+        ]);
+        assert.deepEqual([found?.subject, found?.code], ["Reset", "271828"]);
+        assert.match(found?.text ?? "", /^Your code/);
+      } finally {
+        await summariser("resume");
+      }
+    }),
+  );
+}
+
 test(
   "a wait ends as the message comes; `after` leaves out what was",
   withInbox(async (inbox) => {

@@ -3,7 +3,7 @@
 Promises
   * A caller sees what `GET /api/v1/messages` shows them, mail by mail (`relay.mailboxes.mails`).
   * A list, a search and a bulk change find all mail whose 250 was said before, as with the programs
-    that are stood in for; they wait `unshown_timeout` for what is not parsed yet.
+    that are stood in for (`relay.http.shown`).
   * What is loaded of mail is within a budget that owners share; attachments are taken out where
     hostile mail hurts nobody, a few at a time.
 """
@@ -14,13 +14,10 @@ import json
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
-from uuid import UUID
 
 import trio
 from quart import Response, request
 
-from relay.db.channels import SUMMARIES
-from relay.db.listen import Bell
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.compat.answers import bad
@@ -30,7 +27,7 @@ from relay.http.operations import Access, Answer, Call, Operation, Query, read_b
 from relay.http.problems import Problem, from_status, unavailable
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
-from relay.http.waiting import Watch
+from relay.http.shown import caught_up
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.changes import NotParsed
 from relay.mailboxes.mails import Criteria, Found, Mail
@@ -42,7 +39,6 @@ MOST_ROWS = 250
 _FURTHEST = 10_000  # places that a list may begin at
 _LOADED = 256 * 1024  # bytes of a message that are loaded at once
 _LOADS, _LOADS_OF_ONE = 4, 2
-_LOOK = 1.0  # s; until the next look for what is not shown yet, which may be deleted meanwhile
 
 NO_SUCH_MESSAGE = "message not found"
 NO_EVENTS = "There are no such events here: see GET /api/v1/messages/events of the relay's own API."
@@ -128,23 +124,8 @@ class CallersMail:
         return owner_of(call.caller, request, self.deps.trusted_proxies)
 
     async def caught_up(self, call: Call) -> None:
-        """Return once all is shown that was accepted before; sooner if that takes too long.
-
-        Whoever accepted it, in whatever process, it waits to be parsed in one table.
-        """
-        reach = reach_of(call)
-        until = trio.current_time() + self.deps.limits.unshown_timeout
-        draining = self.deps.draining
-        waiting: Sequence[UUID] | None = None
-        bell = Bell()
-        with self.deps.hub.subscribe(SUMMARIES, bell=bell):
-            watch = Watch(bell)
-            while (left := until - trio.current_time()) > 0 and not draining.is_set():
-                async with self.api.searches.turn(call):
-                    waiting = await self.mails.unshown(reach, waiting)
-                if not waiting:
-                    return
-                await watch.wait(min(left, _LOOK))
+        """Return once all is shown that was accepted before; sooner if that takes too long."""
+        await caught_up(self.api, call, reach_of(call))
 
     async def search(
         self, call: Call, criteria: Criteria, start: int, limit: int, *, again: bool = False

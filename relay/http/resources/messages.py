@@ -48,10 +48,12 @@ from relay.http.problems import (
 )
 from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
+from relay.http.shown import caught_up
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
 from relay.mailboxes.changes import Change, NotParsed
 from relay.mailboxes.query import LONGEST, parse
+from relay.mailboxes.visibility import Reach
 
 BASE = "/api/v1/mailboxes/<address>/messages"
 
@@ -157,7 +159,10 @@ class MessagesQuery(Query):
     ] = None
     whole: Annotated[
         bool,
-        Field(description="give each as reading it does, and mark it read; of large ones fewer"),
+        Field(
+            description="give each as reading it does, and mark it read; of large ones fewer. The "
+            "first page waits until what has come is parsed, some seconds at most"
+        ),
     ] = False
 
 
@@ -204,6 +209,9 @@ def register(api: Api) -> None:
         query: MessagesQuery = call.query
         terms = parse(query.q or "")
         read = messages.whole_page if query.whole else messages.page
+        # What has come since stands before the first page, and on no other.
+        if query.whole and query.cursor is None:
+            await caught_up(api, call, Reach(mailbox_id=call.mailbox.id))
         async with api.searches.turn(call, searches=bool(terms) or query.whole):
             page = await read(
                 call.mailbox.id,

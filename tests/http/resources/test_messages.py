@@ -138,6 +138,49 @@ async def test_a_list_of_whole_messages_is_what_reading_each_gives(house: House,
     assert wrong.status_code == 422
 
 
+@pytest.mark.parametrize("q", [None, "hello"])
+async def test_a_list_of_whole_messages_waits_for_what_has_come(house: House, q: str | None):
+    """Who lists or searches right after a 250 is given all of it, parsed; a list of lines, a page
+    behind a cursor and another mailbox's reader wait for none of it."""
+    address, token = await house.mailbox()
+    other, theirs = await house.mailbox()
+    before = [str(await house.deliver(address)) for _ in range(2)]
+    url, asked = f"{BASE}/{address}/messages", {"whole": "true"} | ({} if q is None else {"q": q})
+    first = await house.client.get(url, params=asked | {"limit": "1"}, headers=token)
+    accepted = await house.deliver(address, parse=False)
+    with trio.fail_after(SMALL.unshown_timeout):
+        rest = await house.client.get(first.links["next"]["url"], headers=token)
+        lines = await house.client.get(url, headers=token)
+        others = await house.client.get(f"{BASE}/{other}/messages", params=asked, headers=theirs)
+    assert [one["id"] for one in rest.json()] == before[:1]
+    assert [one["subject"] for one in lines.json()] == [None, "Hello", "Hello"]
+    assert others.json() == []
+    answers: list[httpx.Response] = []
+
+    async def ask() -> None:
+        answers.append(await house.client.get(url, params=asked, headers=token))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        await house.waiting()
+        assert answers == []
+        await house.parse(accepted)
+    found = answers[0].json()
+    assert [one["id"] for one in found] == [str(accepted), *before[::-1]]
+    assert (found[0]["subject"], found[0]["otp"]) == ("Hello", "482913")
+
+
+async def test_a_list_of_whole_messages_does_not_wait_long(database_url: str, pool: Pool):
+    """What cannot be parsed is given as it is, after the time that a list waits."""
+    async with open_house(database_url, pool, replace(SMALL, unshown_timeout=0.3)) as house:
+        address, token = await house.mailbox()
+        wanted = await house.deliver(address, parse=False)
+        url, began = f"{BASE}/{address}/messages", trio.current_time()
+        found = await house.client.get(url, params={"whole": "true"}, headers=token)
+        assert trio.current_time() - began >= 0.3
+        assert [(one["id"], one["subject"]) for one in found.json()] == [(str(wanted), None)]
+
+
 async def test_reading_a_message_gives_everything_and_marks_it_read(house: House):
     """The code is found; the list shows it as read afterwards; deleting removes it."""
     address, token = await house.mailbox()
