@@ -7,6 +7,10 @@
 
 type Shape = (value: unknown) => boolean;
 
+/** No blank, no control character, no half of a character. */
+const ADDRESS =
+  /^[^\0-\x20\x7f-\xa0\ud800-\udfff]{1,256}@[^@\0-\x20\x7f-\xa0\ud800-\udfff]{1,255}$/u;
+
 const text: Shape = (value) => typeof value === "string";
 const maybeText: Shape = (value) => value === null || text(value);
 const number: Shape = (value) => typeof value === "number";
@@ -16,6 +20,11 @@ const time: Shape = (value) => text(value) && !Number.isNaN(Date.parse(value as 
 /** Whether a value is a token, as a header can carry it. */
 export function isToken(value: unknown): value is string {
   return typeof value === "string" && /^[\x20-\x7e]+$/.test(value);
+}
+
+/** Whether a value is an address, as a path can carry it. */
+export function isAddress(value: unknown): value is string {
+  return typeof value === "string" && ADDRESS.test(value);
 }
 
 const maybeToken: Shape = (value) => value === null || isToken(value);

@@ -10,7 +10,7 @@
  */
 
 import { parseArgs } from "node:util";
-import { isToken } from "./answers.js";
+import { isAddress, isToken } from "./answers.js";
 import {
   type Inbox,
   type Message,
@@ -73,6 +73,20 @@ const OPTIONS = {
   version: { type: "boolean" },
 } as const;
 
+/** How many words each command takes at most. */
+const MOST_WORDS = new Map([
+  ["inbox", 0],
+  ["wait", 1],
+  ["code", 1],
+  ["link", 2],
+  ["text", 1],
+  ["raw", 1],
+  ["none", 1],
+  ["messages", 2],
+  ["send", 0],
+  ["close", 1],
+]);
+
 type Values = ReturnType<typeof parsed>["values"];
 
 class Usage extends Error {}
@@ -92,7 +106,8 @@ async function run(words: string[]): Promise<number> {
   const [command, ...rest] = positionals;
   if (command === undefined) throw new Usage("say what is wanted");
   const relay = connected(values);
-  const most = { inbox: 0, send: 0, link: 2, messages: 2 }[command] ?? 1;
+  const most = MOST_WORDS.get(command);
+  if (most === undefined) throw new Usage(unknown(command));
   if (rest.length > most) throw new Usage(`'${command}' does not take so many words`);
 
   switch (command) {
@@ -147,8 +162,13 @@ async function run(words: string[]): Promise<number> {
       await opened(relay, rest).close({ strict: true });
       return 0;
     default:
-      throw new Usage(/^[\w-]+$/.test(command) ? `there is no '${command}'` : "say a command first");
+      throw new Usage(unknown(command));
   }
+}
+
+/** What is said of a first word that is no command; what could be a token is not quoted. */
+function unknown(command: string): string {
+  return /^[a-z-]+$/i.test(command) ? `there is no '${command}'` : "say a command first";
 }
 
 function connected({ url, token }: Values): Relay {
@@ -171,11 +191,10 @@ function wanted({ subject, sender, after }: Values) {
 
 function opened(relay: Relay, [inbox]: string[]): Inbox {
   if (inbox === undefined) throw new Usage("say which inbox");
-  if (inbox.includes("@") && !/^\W*\{/.test(inbox)) return relay.mailbox(inbox);
+  if (isAddress(inbox) && !/\{|"session_token"/.test(inbox)) return relay.mailbox(inbox);
   try {
-    const { address, session_token: token } = JSON.parse(inbox) as Record<string, string | null>;
-    if (typeof address === "string" && (token ?? null) === null) return relay.mailbox(address);
-    if (typeof address === "string" && isToken(token)) {
+    const { address, session_token: token = null } = JSON.parse(inbox) as Record<string, unknown>;
+    if (isAddress(address) && (token === null || isToken(token))) {
       return relay.mailbox(address, token);
     }
   } catch {

@@ -143,6 +143,13 @@ test("no error has what opens an inbox", async () => {
     ["wait", '{"address":"a@b","session_token":"rs_secret'],
     ["wait", '{"address":"a@b","session_token":"rs_secret\\n"}'],
     ["wait", "rs_secret"],
+    // Of `npx`, or `npm run`, which print what they run.
+    ["wait", `\n> shop@1.0.0 inbox\n> relay-client inbox --json\n\n${opens}`],
+    ["close", `a@b.example ${opens}`],
+    ["close", `a@b.example"session_token":"rs_secret"`],
+    ["rs_secret", "a@b"],
+    ["rs_secret", "a@b", "c"],
+    ["close", '{"address":"a@b rs_secret","session_token":null}'],
     ["wait", "a@b", opens],
     ["close", "a@b", opens],
     [opens],
@@ -150,7 +157,7 @@ test("no error has what opens an inbox", async () => {
   ];
   for (const answer of await Promise.all(calls.map((words) => relayClient(words)))) {
     assert.equal(answer.code, 2, answer.err);
-    assert.match(answer.err, /^relay-client: \S.*\n/);
+    assert.match(answer.err, /^relay-client: \S.*\n.*--help says what there is\n$/);
     assert.ok(!answer.err.includes("rs_secret"), answer.err);
   }
 });
