@@ -7,12 +7,16 @@ import json
 import re
 import socket
 import threading
+from collections.abc import Awaitable
+from typing import Callable, cast
 
 import anyio
+import httpx
 import pytest
 from serving import Answer, serving
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable
+from relay_client._exchange import Answer as _Answered
 
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 
@@ -109,7 +113,7 @@ def _pages(entries: list[object], following: str) -> Answer:
     def serve(peer: socket.socket, request: bytes) -> None:
         is_list = b"/messages?" in request
         body = json.dumps(entries if is_list else _MESSAGE).encode()
-        link = b'Link: <%s>; rel="next"\r\n' % following.encode() if is_list else b""
+        link = b'Link: <%s>; rel="next"\r\n' % following.encode("latin-1") if is_list else b""
         peer.sendall(_HEAD + link + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     return serve
@@ -140,20 +144,67 @@ def test_no_token_goes_to_another_place(following: str) -> None:
     assert (len(heard), len(asked)) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    "following", ["/a\tb", "/\xe9", "/" + "a" * 8192], ids=["control", "letter", "long"]
+)
+def test_a_next_page_is_a_path_of_a_relay(following: str) -> None:
+    """All else is said by none, and asked of nobody."""
+    with serving(_pages([_ENTRY], following)) as (url, asked), Relay(url, "x") as relay:
+        with pytest.raises(Refused, match=r"no relay answered: its (next page is at|Link has)"):
+            relay.mailbox("a@b").messages()
+    assert len(asked) == 1
+
+
+def test_a_header_that_begins_without_end_is_looked_through_once() -> None:
+    """Not once from each of its beginnings."""
+    answered = _Answered(200, httpx.Headers({"Link": "<" * 8192}), b"")
+    assert answered.following is None
+    longer = _Answered(200, httpx.Headers({"Link": "<" * 95_000}), b"")
+    with pytest.raises(Refused, match="its Link has more than 8 KiB"):
+        _ = longer.following
+
+
 def test_an_id_leads_nowhere_else() -> None:
-    """A message's id is one part of a path, whatever it says."""
-    file = {"index": 0, "filename": None, "content_type": "a/b", "size": 1, "content_id": None}
-    listed: list[object] = [{**_MESSAGE, "id": "../x?y", "attachments": [file]}]
-    with serving(_pages(listed, "")) as (url, asked), Relay(url, "x") as relay:
-        (message,) = relay.mailbox("a@b").messages()
-        assert message.raw
-        assert message.attachments[0].content
-        with pytest.raises(Refused):  # these are no checks
-            message.checks()
-        message.delete()
-    paths = [one.split()[1].decode() for one in asked]
-    within = "/api/v1/mailboxes/a@b/messages/..%2Fx%3Fy"
-    assert paths[1:] == [within + one for one in ("/raw", "/attachments/0", "/checks", "")]
+    """What was sent is one part of a path, whatever it is called."""
+    with serving(_pages([], "")) as (url, asked), Relay(url, "x") as relay:
+        with pytest.raises(Refused):
+            relay.outbound("../x?y").entry()
+    assert asked[0].split()[1] == b"/api/v1/outbound/..%2Fx%3Fy"
+
+
+_CALLED_SO = r"is called so|no such call|no token has"
+
+
+@clients
+def test_what_nothing_is_called_is_asked_of_nobody(client: str) -> None:
+    """Half a character is in no path, what is too long in no URL, and a line's end in no header."""
+
+    def asks(relay: Relay) -> list[Callable[[], object]]:
+        return [
+            lambda: relay.mailbox("\ud800@b").messages(),
+            lambda: relay.mailbox("a@b").wait(after="\ud800", timeout=0),
+            lambda: relay.mailbox("a" * 70_000 + "@b").messages(),
+            lambda: relay.mailbox("a@b", "rs_secret\n").messages(),
+            lambda: relay.outbound("\ud800").entry(),
+            lambda: relay.send(from_="\ud800", to="c@d"),
+        ]
+
+    async def ask(url: str) -> None:
+        async with AsyncRelay(url, "x") as relay:
+            for one in asks(cast("Relay", relay)):
+                with pytest.raises(RelayError, match=_CALLED_SO) as error:
+                    await cast("Awaitable[object]", one())
+                assert "rs_secret" not in str(error.value)
+
+    with serving(lambda peer, _: None) as (url, asked):
+        if client == "sync":
+            with Relay(url, "x") as relay:
+                for one in asks(relay):
+                    with pytest.raises(RelayError, match=_CALLED_SO):
+                        one()
+        else:
+            anyio.run(ask, url, backend=client)
+    assert asked == []
 
 
 def test_what_is_sent_to_who_reads_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:

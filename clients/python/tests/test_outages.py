@@ -21,6 +21,7 @@ from serving import serving
 from untrusted import plain, untrusted
 
 from relay_client import AsyncRelay, Refused, Relay, Unreachable, WaitTimeout
+from relay_client._text import quoted
 
 Tell = Callable[[str], None]
 """Hands on what a client says: its address, then what came."""
@@ -96,7 +97,8 @@ def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
     with _answers(_answer(200, body)) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(Refused) as refused:
             _CALLS[case["call"]](relay)
-    assert str(refused.value).startswith(f"200 unknown: no relay answered: '{body[:20]}"[:50])
+    said = f"200 unknown: no relay answered: {quoted(body[:10])}"
+    assert str(refused.value).startswith(said[:-1])
 
 
 @pytest.mark.parametrize("case", CASES["problems"], ids=lambda case: str(case["error"]))

@@ -413,6 +413,24 @@ def test_it(inbox, smtp_server):
     )
 
 
+def test_what_the_report_cannot_read_ends_no_run(inner: pytest.Pytester) -> None:
+    """Whatever it fails with: an error that leaves a hook ends all tests."""
+    inner.makepyfile(
+        """
+def test_it(inbox, monkeypatch):
+    def fails(self, limit):
+        raise UnicodeError("::x")
+    monkeypatch.setattr(type(inbox), "messages", fails)
+    monkeypatch.undo = lambda: None
+    assert 0
+def test_other(): pass
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["what came cannot be read: UnicodeError('::x')"])
+
+
 def test_without_a_token_it_says_what_is_needed(
     inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,15 +7,30 @@
 
 type Shape = (value: unknown) => boolean;
 
+const ID = /^[0-9a-zA-Z-]{1,64}$/;
+
 /** No blank, no control character, no half of a character. */
 const ADDRESS =
   /^[^\0-\x20\x7f-\xa0\ud800-\udfff]{1,256}@[^@\0-\x20\x7f-\xa0\ud800-\udfff]{1,255}$/u;
+
+const PLACE =
+  /^(?:\[[0-9a-fA-F:.%]{2,64}\]|[^\0-\x20\x7f-\xa0\ud800-\udfff[\]:/@]{1,255}):([0-9]{1,5})$/u;
+
+const TIME =
+  /^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})$/;
 
 const text: Shape = (value) => typeof value === "string";
 const maybeText: Shape = (value) => value === null || text(value);
 const number: Shape = (value) => typeof value === "number";
 const truth: Shape = (value) => typeof value === "boolean";
-const time: Shape = (value) => text(value) && !Number.isNaN(Date.parse(value as string));
+const count: Shape = (value) => Number.isSafeInteger(value) && (value as number) >= 0;
+const id: Shape = (value) => typeof value === "string" && ID.test(value);
+const time: Shape = (value) =>
+  typeof value === "string" && TIME.test(value) && !Number.isNaN(Date.parse(value));
+
+/** host:port, or null. */
+const maybePlace: Shape = (value) =>
+  value === null || (typeof value === "string" && Number(PLACE.exec(value)?.[1] ?? NaN) <= 65535);
 
 /** Whether a value is a token, as a header can carry it. */
 export function isToken(value: unknown): value is string {
@@ -44,23 +59,25 @@ const record =
 const texts = every(text);
 
 const fields: Shape = (value) =>
-  record({})(value) && Object.values(value as object).every((one) => text(one) || texts(one));
+  record({})(value) && Object.values(value as object).every(
+    (one) => text(one) || (texts(one) && (one as unknown[]).length > 0),
+  );
 
-export const INBOX = record({ address: text, session_token: maybeToken });
+export const INBOX = record({ address: isAddress, session_token: maybeToken });
 
 export const LIST = every(
-  record({ id: text, from_address: maybeText, subject: maybeText, received_at: time }),
+  record({ id, from_address: maybeText, subject: maybeText, received_at: time }),
 );
 
 export const REFUSED = every(record({ address: text, reply: text }));
 
 export const MESSAGE = record({
-  id: text,
+  id,
   from_address: maybeText,
   to: text,
   subject: maybeText,
   received_at: time,
-  size: number,
+  size: count,
   body_text: maybeText,
   body_html: maybeText,
   otp: maybeText,
@@ -68,10 +85,10 @@ export const MESSAGE = record({
   headers: fields,
   attachments: every(
     record({
-      index: number,
+      index: count,
       filename: maybeText,
       content_type: text,
-      size: number,
+      size: count,
       content_id: maybeText,
     }),
   ),
@@ -91,14 +108,14 @@ export const CHECKS = record({
   findings: every(record({ id: text, severity: text, text })),
 });
 
-export const SENT = record({ messages: every(record({ id: text, recipient: maybeText })) });
+export const SENT = record({ messages: every(record({ id, recipient: maybeText })) });
 
-export const OUTBOUND = record({ id: text, status: text, error: maybeText });
+export const OUTBOUND = record({ id, status: text, error: maybeText });
 
 export const INFO = record({
   version: text,
-  smtp: maybeText,
-  submission: maybeText,
+  smtp: maybePlace,
+  submission: maybePlace,
   domains: texts,
   capture: truth,
   starttls: truth,

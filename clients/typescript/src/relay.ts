@@ -53,6 +53,7 @@ import {
   inVain,
   inWords,
   newMailbox,
+  partOf,
   pathOf,
   waitable,
 } from "./waiting.js";
@@ -62,6 +63,7 @@ type Query = NonNullable<RepeatableRequest["query"]>;
 
 const PAGE = 200;
 const MOST_EMPTY = 1_000; // pages of a list with nothing on them; a relay looks a second for each
+const LINK = 8 << 10; // bytes of the header that names a next page
 const CLOSES_WITHIN = 2_000; // or is left to its time
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
 const FIRST_LOOK = 20; // between two looks at what was sent
@@ -139,6 +141,9 @@ export class Relay implements AsyncDisposable {
    * administrator's token alone.  `await using` leaves it as it is.
    */
   mailbox(address: string, sessionToken: string | null = null): Inbox {
+    if (sessionToken !== null && !answers.isToken(sessionToken)) {
+      throw new RelayError("the inbox's token has characters that no token has");
+    }
     return new Inbox(this.#exchange, address, sessionToken, false);
   }
 
@@ -410,8 +415,10 @@ type Reader = (
  * is: to another place no token goes.
  */
 function following(answer: Answer): string | undefined {
-  const next = /<([^>]*)>; *rel="next"/.exec(answer.headers.get("Link") ?? "")?.[1];
-  if (next && !/^\/(?![/\\])/.test(next)) {
+  const link = answer.headers.get("Link") ?? "";
+  if (link.length > LINK) throw noRelay(answer, `its Link has more than ${LINK >> 10} KiB`);
+  const next = /<([^<>]*)>; *rel="next"/.exec(link)?.[1];
+  if (next && !/^\/(?![/\\])[!-~]*$/.test(next)) {
     throw noRelay(answer, `its next page is at ${quoted(next.slice(0, 200))}`);
   }
   return next || undefined;
@@ -419,7 +426,7 @@ function following(answer: Answer): string | undefined {
 
 /** The path of a message in its inbox, or of something of it. */
 function ofMessage(id: string, more = ""): string {
-  return `/messages/${encodeURIComponent(id)}${more}`;
+  return `/messages/${partOf(id)}${more}`;
 }
 
 /** The path of a next page that has no more than so many: what it has is marked read. */
@@ -511,7 +518,7 @@ export class Outbound {
   }
 
   async #entry(deadline?: number): Promise<OutboundEntry> {
-    const path = `/api/v1/outbound/${encodeURIComponent(this.id)}`;
+    const path = `/api/v1/outbound/${partOf(this.id)}`;
     const request = { method: "GET", path } as const;
     return parsedEntry(await this.#exchange.json<OutboundEntryJson>(request, answers.OUTBOUND, deadline));
   }

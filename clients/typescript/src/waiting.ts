@@ -121,5 +121,14 @@ export function newMailbox({ ttl, localPart, domain }: InboxOptions): Schemas["N
 
 /** An inbox's path. */
 export function pathOf(address: string): string {
-  return `/api/v1/mailboxes/${encodeURIComponent(address).replaceAll("%40", "@")}`;
+  return `/api/v1/mailboxes/${partOf(address).replaceAll("%40", "@")}`;
+}
+
+/** An address or an id, as a part of a path. */
+export function partOf(text: string): string {
+  try {
+    return encodeURIComponent(text);
+  } catch {
+    throw new RelayError(`nothing is called so: ${quoted(text)}`); // for half a character is in it
+  }
 }

@@ -481,26 +481,27 @@ for (const refuses of [true, false]) {
 test("an id leads nowhere else", async () => {
   /** @type {string[]} */
   const asked = [];
-  const file = { index: 0, filename: null, content_type: "a/b", size: 1, content_id: null };
   const led = new Relay({
     url: "http://relay.example",
     fetch: async (input) => {
       asked.push(new URL(String(input)).pathname);
-      const listed = [{ ...MESSAGE, id: "../x?y", attachments: [file] }];
-      return Response.json(asked.length === 1 ? listed : {});
+      return Response.json({});
     },
   });
-  const [message] = await led.mailbox("a@b").messages();
-  assert.ok(message);
-  await message.raw;
-  await message.attachments[0]?.content;
-  await assert.rejects(message.checks(), Refused); // these are none
-  await message.delete();
-  const within = "/api/v1/mailboxes/a@b/messages/..%2Fx%3Fy";
-  assert.deepEqual(
-    asked.slice(1),
-    ["/raw", "/attachments/0", "/checks", ""].map((one) => within + one),
-  );
+  await assert.rejects(led.outbound("../x?y").entry(), Refused);
+  assert.deepEqual(asked, ["/api/v1/outbound/..%2Fx%3Fy"]);
+  for (const call of [
+    () => led.mailbox("\ud800@b").messages(),
+    () => led.outbound("\ud800").entry(),
+    async () => led.mailbox("a@b", "rs_secret\n").messages(),
+  ]) {
+    await assert.rejects(call, (error) => {
+      assert.ok(error instanceof RelayError && !error.message.includes("rs_secret"));
+      assert.match(error.message, /^nothing is called so: '\\ud800|^the inbox's token has characters/);
+      return true;
+    });
+  }
+  assert.equal(asked.length, 1);
 });
 
 test("an inbox ends when it is disposed of; one that was opened stays", async () => {
@@ -709,7 +710,7 @@ for (const { call, body, times = 1 } of cases.no_answers) {
     const client = new Relay({ url: "http://x", fetch: async () => new Response(said) });
     await assert.rejects(CALLS[call]?.(client) ?? Promise.resolve(), (error) => {
       assert.ok(error instanceof Refused);
-      const start = `200 unknown: no relay answered: '${said.slice(0, 20)}`.slice(0, 50);
+      const start = `200 unknown: no relay answered: ${quoted(said.slice(0, 10))}`.slice(0, -1);
       assert.ok(error.message.startsWith(start), error.message);
       return true;
     });
@@ -813,7 +814,8 @@ for (const count of [0, 1]) {
   });
 }
 
-for (const next of ["http://localhost:9/x", "//localhost:9/x", "/\\localhost:9/x", "1/steal", "?x"]) {
+const ELSEWHERE = ["http://localhost:9/x", "//localhost:9/x", "/\\localhost:9/x", "1/steal", "?x"];
+for (const next of [...ELSEWHERE, "/a\tb", "/\xe9"]) {
   test(`no token goes to another place: ${next}`, async () => {
     /** @type {string[]} */
     const asked = [];
@@ -832,6 +834,16 @@ for (const next of ["http://localhost:9/x", "//localhost:9/x", "/\\localhost:9/x
     assert.equal(asked.length, 1);
   });
 }
+
+test("a next page's header that has no end is looked through once, if at all", async () => {
+  for (const [link, calls] of /** @type {const} */ ([["<".repeat(8_192), 1], ["<".repeat(95_000), 0]])) {
+    const headers = { Link: link };
+    const client = new Relay({ url: "http://x", fetch: async () => Response.json([MESSAGE], { headers }) });
+    const found = client.mailbox("a@b").messages();
+    if (calls) assert.equal((await found).length, 1);
+    else await assert.rejects(found, /^Refused: 200 unknown: no relay answered: its Link has more than 8 KiB$/);
+  }
+});
 
 test("no error drives anything", () => {
   const evil = "\x1b[2J\x9b31m\u202e##vso[task.x]\n::error::x";

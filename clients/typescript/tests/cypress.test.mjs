@@ -285,6 +285,14 @@ for (const { status, headers, body, error } of cases.no_relay) {
   });
 }
 
+test("an address that is in no path ends no other test", async () => {
+  const body = '{"address":"\\ud800@b","session_token":null}';
+  await at(
+    (_, response) => response.writeHead(201, { "Content-Type": "application/json" }).end(body),
+    () => assert.rejects(asATest(() => cy.relayInbox()), /^Refused: 201 unknown: no relay answered/),
+  );
+});
+
 test("a relay that is overloaded is asked again for what does no harm twice", async () => {
   const json = { "Content-Type": "application/json" };
   const statuses = [503, 502, 500];

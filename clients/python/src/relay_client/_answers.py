@@ -6,11 +6,24 @@ so a relay may say more than its clients know.  The TypeScript client has the sa
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, cast
 
 from relay_client._records import parsed_time
 
 Shape = Callable[[Any], bool]
+
+_ID = re.compile(r"[0-9a-zA-Z-]{1,64}")
+# No blank, no control character, no half of a character.
+_ADDRESS = re.compile(
+    r"[^\x00-\x20\x7f-\xa0\ud800-\udfff]{1,256}@[^@\x00-\x20\x7f-\xa0\ud800-\udfff]{1,255}"
+)
+_PLACE = re.compile(
+    r"(?:\[[0-9a-fA-F:.%]{2,64}\]|[^\x00-\x20\x7f-\xa0\ud800-\udfff\[\]:/@]{1,255}):([0-9]{1,5})"
+)
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})"
+)
 
 
 def _text(value: Any) -> bool:
@@ -22,7 +35,30 @@ def _maybe_text(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    # What no JSON has, and Python reads (NaN), is not between these.
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -(2**53) < value < 2**53
+    )
+
+
+def _count(value: Any) -> bool:
+    return _number(value) and isinstance(value, int) and value >= 0
+
+
+def _id(value: Any) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def _address(value: Any) -> bool:
+    return isinstance(value, str) and _ADDRESS.fullmatch(value) is not None
+
+
+def _maybe_place(value: Any) -> bool:
+    """Whether it is host:port, or null."""
+    if value is None:
+        return True
+    found = _PLACE.fullmatch(value) if isinstance(value, str) else None
+    return found is not None and int(found[1]) <= 65535
 
 
 def _truth(value: Any) -> bool:
@@ -39,16 +75,19 @@ def _maybe_token(value: Any) -> bool:
 
 
 def _time(value: Any) -> bool:
+    if not isinstance(value, str) or _TIME.fullmatch(value) is None:
+        return False
     try:
         parsed_time(value)
-    except (ValueError, TypeError, AttributeError):
+    except ValueError:
         return False
     return True
 
 
 def _fields(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(one, str) or _texts(one) for one in cast("dict[str, Any]", value).values()
+        isinstance(one, str) or (_texts(one) and one != [])
+        for one in cast("dict[str, Any]", value).values()
     )
 
 
@@ -67,20 +106,20 @@ def _record(**shapes: Shape) -> Shape:
 
 _texts = _every(_text)
 
-INBOX = _record(address=_text, session_token=_maybe_token)
+INBOX = _record(address=_address, session_token=_maybe_token)
 
-_ENTRY = _record(id=_text, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
+_ENTRY = _record(id=_id, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
 LIST = _every(_ENTRY)
 
 REFUSED = _every(_record(address=_text, reply=_text))
 
 MESSAGE = _record(
-    id=_text,
+    id=_id,
     from_address=_maybe_text,
     to=_text,
     subject=_maybe_text,
     received_at=_time,
-    size=_number,
+    size=_count,
     body_text=_maybe_text,
     body_html=_maybe_text,
     otp=_maybe_text,
@@ -88,10 +127,10 @@ MESSAGE = _record(
     headers=_fields,
     attachments=_every(
         _record(
-            index=_number,
+            index=_count,
             filename=_maybe_text,
             content_type=_text,
-            size=_number,
+            size=_count,
             content_id=_maybe_text,
         )
     ),
@@ -113,14 +152,14 @@ CHECKS = _record(
     findings=_every(_record(id=_text, severity=_text, text=_text)),
 )
 
-SENT = _record(messages=_every(_record(id=_text, recipient=_maybe_text)))
+SENT = _record(messages=_every(_record(id=_id, recipient=_maybe_text)))
 
-OUTBOUND = _record(id=_text, status=_text, error=_maybe_text)
+OUTBOUND = _record(id=_id, status=_text, error=_maybe_text)
 
 INFO = _record(
     version=_text,
-    smtp=_maybe_text,
-    submission=_maybe_text,
+    smtp=_maybe_place,
+    submission=_maybe_place,
     domains=_texts,
     capture=_truth,
     starttls=_truth,

@@ -44,6 +44,7 @@ GRACE = 5.0
 _REPLY = 30.0  # s until an answer begins, or goes on
 _WHOLE = 120.0  # s until it has been read
 _CONNECT = 5.0  # s until there is a connection
+_LINK = 8 << 10  # bytes of the header that names a next page
 _LEAST = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
@@ -85,8 +86,11 @@ class Answer:
 
     @property
     def following(self) -> str | None:
-        """What `Link` says of the next page."""
-        found = re.search(r'<([^>]*)>; *rel="next"', self.headers.get("Link", ""))
+        """What `Link` says of the next page; `Refused` where it says more than any relay."""
+        link = self.headers.get("Link", "")
+        if len(link) > _LINK:
+            raise no_relay(self, f"its Link has more than {_LINK >> 10} KiB")
+        found = re.search(r'<([^<>]*)>; *rel="next"', link)
         return found and found[1]
 
 
@@ -292,10 +296,20 @@ def _answer(response: httpx.Response, reader: Reader) -> Answer:
 
 
 def _failure(http: httpx.Client | httpx.AsyncClient, error: Exception) -> Exception:
-    """Return what a flow is thrown: httpx has no error of its own for a client that is closed."""
+    """Return what a flow is thrown.
+
+    httpx has no error of its own for a client that is closed, and others than those of a call for
+    what a caller has named that can be in no call.
+    """
     if isinstance(error, RuntimeError) and http.is_closed:
         return RelayError("the client is closed")
+    if isinstance(error, (httpx.InvalidURL, UnicodeError)):
+        return RelayError(f"there is no such call: {error}")
     return error
+
+
+_FAILURES = (httpx.TransportError, httpx.InvalidURL, UnicodeError, RuntimeError)
+"""What a flow is told of; all else is a fault of this client's."""
 
 
 def drive(http: httpx.Client, flow: Flow[T]) -> T:
@@ -310,7 +324,7 @@ def drive(http: httpx.Client, flow: Flow[T]) -> T:
                     came = None
                 else:
                     came = _send(http, step)
-            except (httpx.TransportError, RuntimeError) as error:
+            except _FAILURES as error:
                 step = flow.throw(_failure(http, error))
             else:
                 step = flow.send(came)
@@ -331,7 +345,7 @@ async def drive_async(http: httpx.AsyncClient, flow: Flow[T]) -> T:
                     came = None
                 else:
                     came = await _send_async(http, step)
-            except (httpx.TransportError, RuntimeError) as error:
+            except _FAILURES as error:
                 step = flow.throw(_failure(http, error))
             else:
                 step = flow.send(came)

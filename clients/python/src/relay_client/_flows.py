@@ -62,7 +62,9 @@ class InboxHandle:
 
     def __init__(self, address: str, session_token: str | None) -> None:
         self.address = address
-        self.path = f"{MAILBOXES}/{quote(address, safe='@')}"
+        self.path = f"{MAILBOXES}/{_part(address, safe='@')}"
+        if session_token is not None and not _answers.is_token(session_token):
+            raise RelayError("the inbox's token has characters that no token has")
         self.session_token = session_token
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
         self.closed = False
@@ -82,6 +84,14 @@ class InboxHandle:
     def delete(self, path: str = "") -> ApiRequest:
         """Return a call that removes."""
         return ApiRequest("DELETE", f"{self.path}{path}", headers=self.headers)
+
+
+def _part(text: str, safe: str = "") -> str:
+    """Return an address or an id as a part of a path."""
+    try:
+        return quote(text, safe=safe)
+    except UnicodeEncodeError:
+        raise RelayError(f"nothing is called so: {quoted(text)}") from None
 
 
 def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[JSON]:
@@ -308,14 +318,14 @@ def _following(answer: Answer) -> str | None:
     A relay names it from its root on, wherever that is: to another place no token goes.
     """
     following = answer.following
-    if following and not re.match(r"/(?![/\\])", following):
+    if following and not re.fullmatch(r"/(?![/\\])[!-~]*", following):
         raise no_relay(answer, f"its next page is at {quoted(following[:200])}")
     return following or None
 
 
 def _of_message(message_id: str, more: str = "") -> str:
     """Return the path of a message in its inbox, or of something of it."""
-    return f"/messages/{quote(message_id, safe='')}{more}"
+    return f"/messages/{_part(message_id)}{more}"
 
 
 def raw(handle: InboxHandle, message_id: str) -> Flow[bytes]:
@@ -391,7 +401,7 @@ def _encoded(given: NewAttachment) -> JSON:
 
 def outbound(message_id: str, deadline: float | None = None) -> Flow[OutboundEntry]:
     """Look at a message that was sent."""
-    request = ApiRequest("GET", f"/api/v1/outbound/{quote(message_id, safe='')}")
+    request = ApiRequest("GET", f"/api/v1/outbound/{_part(message_id)}")
     found: OutboundEntry = yield from call_json(request, _answers.OUTBOUND, deadline)
     return found
 

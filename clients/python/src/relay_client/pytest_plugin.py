@@ -316,9 +316,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 def _arrived(inbox: Inbox) -> str:
     try:
-        found = inbox.messages(_SHOWN)
+        return _listed(inbox)
     except RelayError as error:
         return f"what came cannot be read: {error}"
+    except Exception as error:  # one that leaves a hook ends the whole run
+        return f"what came cannot be read: {visible(repr(error))}"
+
+
+def _listed(inbox: Inbox) -> str:
+    found = inbox.messages(_SHOWN)
     if not found:
         return "nothing came"
     parts: list[str] = []
