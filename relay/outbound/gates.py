@@ -5,9 +5,10 @@ through.  Good answers widen the window by one each, so it doubles with every ro
 its full width the gate is gone.  What answers well has none, and is not slowed down.
 
 Promises
-- A temporary refusal halves the window; when nothing is left of it, or at once where the trouble
-  is plain (421, a broken connection, a route that cannot be opened), the gate is struck: shut for
-  `backoff.pause`, which grows with each strike in a row and never exceeds ten units.
+- A temporary refusal halves the window, to no less than one delivery where it may be greylisting;
+  when nothing is left of it, or at once where the trouble is plain (421, a broken connection, a
+  route that cannot be opened), the gate is struck: shut for `backoff.pause`, which grows with each
+  strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, by route and domain, and for
   what hangs by route and owner, and by owner over all routes.  A lane (`relay.outbound.lanes`: an
@@ -161,17 +162,18 @@ class Gate:
         self.window = min(self.window, float(width))
         self.trouble_until = max(self.trouble_until, now)
 
-    def bad(self, now: float, *, plain: bool, why: str | None = None) -> bool:
+    def bad(self, now: float, *, plain: bool, why: str | None = None, strikes: bool = True) -> bool:
         """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike.
 
-        `why`: what it was, in a few words.
+        `why`: what it was, in a few words; `strikes`: False for what may only narrow.
         """
         if now < self.opens_at:
             return False  # others had set out before the strike and met the same
         self.why = why
         self.trouble_until = now
         self.window /= 2
-        if not plain and self.window >= 1:
+        if not plain and (self.window >= 1 or not strikes):
+            self.window = max(self.window, 1.0)
             return False
         self.window = 1.0
         self.strikes += 1

@@ -179,6 +179,35 @@ def test_what_is_not_about_a_recipient_is_the_destinations_trouble(phase: Phase,
     assert 0 < house.busy("y.example") < 8
 
 
+@pytest.mark.parametrize("how", [{"code": 451, "enhanced": "4.7.1"}, {"code": 450}])
+def test_greylisting_shuts_no_destination(how: Any):
+    """Each message has to be refused once: behind a strike the others would wait to be, for hours.
+
+    Who is refused a second time strikes as ever.
+    """
+    house = House()
+    waiting = house.waiting(3)
+    for _ in range(100):
+        house.ends(house.job(turn=1), Verdict.DEFERRED, Phase.RCPT, **how)
+    assert house.back == []
+    assert house.busy("y.example") == 1
+    assert house.gatekeeper.lets(house.line, house.job(), 1.0)
+    house.ends(house.job(turn=2), Verdict.DEFERRED, Phase.RCPT, **how)
+    assert [job for job, _ in house.back] == waiting
+    assert not house.gatekeeper.lets(house.line, house.job(), 1.0)
+
+
+@pytest.mark.parametrize(
+    "how", [{"code": 451, "enhanced": "4.3.0"}, {"code": 452}, {"code": 450, "enhanced": "4.4.2"}]
+)
+def test_a_receivers_own_trouble_is_no_greylisting(how: Any):
+    """It shuts the destination, however often what met it was tried."""
+    house = House()
+    for _ in range(4):
+        house.ends(house.job(turn=1), Verdict.DEFERRED, Phase.RCPT, **how)
+    assert not house.gatekeeper.lets(house.line, house.job(), 1.0)
+
+
 def test_what_is_let_through_counts_until_it_leaves():
     """A gate's window is deliveries at once, from the claim on."""
     house = House(places=4)
