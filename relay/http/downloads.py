@@ -4,6 +4,8 @@ Promises
   * Memory is reserved before anything is loaded, by owner, and given back when the answer has been
     written, or its client has gone.
   * Each piece is a write with a deadline of its own, so a slow reader is no stuck one.
+  * JSON of mail (`json`) is held likewise where it is large, from when what it is made of was
+    loaded, and is written a piece at a time.
   * `disposition` makes a name of whatever a mail calls its attachment: only a name.
 
 Fails with a 503 while there is no room.
@@ -13,25 +15,34 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping
 from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from quart import Response, request
 
 from relay.http.fair_limiter import FairLimiter, Reservation
+from relay.http.json_pieces import in_turns, json_pieces
 from relay.http.problems import unavailable
+
+T = TypeVar("T", bytes, bytearray)
 
 OCTETS = "application/octet-stream"
 AS_OCTETS = frozenset({"message/rfc822", "application/x-ndjson", "image/*"})
 """What is given as `OCTETS`, too, to whoever asks for that: some generators of clients know no
 other bytes."""
 
+JSON = "application/json"
+UNHELD = 64 * 1024
+"""Bytes of JSON that are not counted: a connection has them at once, whether or not it is read."""
+
 _PIECE = 64 * 1024  # bytes that are written at once
 _BUSY = "Too many large messages are being read; try again."
 
 
-async def once(content: bytes) -> AsyncGenerator[bytes, None]:
+async def once(content: T) -> AsyncGenerator[T, None]:
     """Yield all of it."""
     yield content
 
@@ -49,6 +60,43 @@ class Downloads:
             raise unavailable(_BUSY)
         return held
 
+    async def json(
+        self,
+        owner: Hashable,
+        value: Any,
+        loaded: int,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """Return plain values (`json_pieces`) as a JSON response.
+
+        `loaded`: bytes of what they are made of, which is in memory until this returns.  The 503
+        where there is no room for both.
+        """
+        written = bytearray()
+        held: Reservation | None = None
+        try:
+            if loaded > UNHELD:
+                held = self.hold(owner, loaded)
+            async with aclosing(in_turns(json_pieces(value))) as pieces:
+                async for piece in pieces:
+                    written += piece
+                    amount = loaded + len(written)
+                    if held is None and amount > UNHELD:
+                        held = self.hold(owner, amount)
+                    elif held is not None and not held.grow(amount):
+                        raise unavailable(_BUSY)  # noqa: TRY301 - what is held goes back below
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
+        size = len(written)
+        if held is None or size <= UNHELD:
+            if held is not None:
+                held.release()
+            return Response(bytes(written), headers=dict(headers), content_type=JSON)
+        held.shrink(size)
+        return self._sent(once(written), size, held, JSON, headers)
+
     def response(
         self,
         contents: AsyncGenerator[bytes, None],
@@ -58,7 +106,16 @@ class Downloads:
         headers: dict[str, str],
     ) -> Response:
         """Return `contents` as a response of `size` bytes; `held` is given back at its end."""
+        return self._sent(contents, size, held, as_asked(content_type), headers)
 
+    def _sent(
+        self,
+        contents: AsyncGenerator[bytes | bytearray, None],
+        size: int,
+        held: Reservation,
+        content_type: str,
+        headers: Mapping[str, str],
+    ) -> Response:
         async def body() -> AsyncIterator[bytes]:
             try:
                 async with aclosing(contents):
@@ -74,7 +131,7 @@ class Downloads:
         weakref.finalize(written, held.release).atexit = False
         return Response(
             written,
-            content_type=as_asked(content_type),
+            content_type=content_type,
             headers={"Content-Length": str(size), **headers},
         )
 

@@ -38,6 +38,15 @@ class Reservation:
     def __init__(self, limiter: FairLimiter, owner: Hashable, amount: int) -> None:
         self._limiter, self._owner, self.amount = limiter, owner, amount
 
+    def grow(self, amount: int) -> bool:
+        """Have so much in all, or as much as the owner may ever have; False where it does not fit
+        now, and nothing has changed."""
+        more = min(amount, self._limiter._most(self._owner)) - self.amount
+        if more > 0 and self._limiter.take(self._owner, more) is None:
+            return False
+        self.amount += max(more, 0)
+        return True
+
     def shrink(self, amount: int) -> None:
         """Keep so much of it at most."""
         spare = self.amount - amount

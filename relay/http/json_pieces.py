@@ -12,7 +12,7 @@ Promises
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 import trio
@@ -53,7 +53,7 @@ def json_pieces(value: Any) -> Iterator[bytes]:
         yield json_bytes(value)
 
 
-async def in_turns(pieces: Iterator[bytes], slice_: float = SLICE) -> AsyncIterator[bytes]:
+async def in_turns(pieces: Iterator[bytes], slice_: float = SLICE) -> AsyncGenerator[bytes, None]:
     """The same pieces, others having their turn in between."""
     began = time.perf_counter()
     for piece in pieces:

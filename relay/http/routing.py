@@ -18,6 +18,7 @@ import trio
 
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps
+from relay.http.downloads import Downloads
 from relay.http.operations import Handler, Operation
 from relay.http.searches import Searches
 from relay.http.waiting import Slots
@@ -45,6 +46,8 @@ class Api:
         """How many wait for mail at once, by all calls that do."""
         self.searches = Searches(deps.trusted_proxies)
         """How many search at once, by all calls that do."""
+        self.downloads = Downloads(deps.limits.download_bytes)
+        """What messages are on their way to clients, by all calls that give one whole."""
 
     @property
     def described(self) -> tuple[Route, ...]:

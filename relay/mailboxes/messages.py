@@ -5,6 +5,7 @@ Promises
 - Paging is by keyset: rows that arrive meanwhile neither repeat nor hide others.
 - A page of whole messages has so many bytes at most, but for its first message, and goes on where
   it was cut; what it has is marked read, as by `get`, and nothing else.
+- What is long is not marked by being read but by `mark_read`: whoever shows it may have no room.
 - A search reads what its chunks (`search.py`) say may match, and finds what a scan of all would.
 - A list by anything goes through the mailbox, or what its chunks leave of it, for a second at most,
   and then says where to go on; a page may so hold less than its limit and have a next one.
@@ -49,18 +50,28 @@ from relay.times import parse_instant
 
 _TAIL_STEP = 256  # messages of the first step through what is in no chunk
 _Place = tuple[datetime, UUID]
+_BESIDE = 2048  # bytes of JSON of a message that are not counted in what was found in it
 _NONE = (None,)  # of a mailbox that is live
 _RAW_TIMEOUT = 60.0  # s; the largest message over a slow network
 
 _DELETED_AT_ONCE = 500  # messages
 
 PAGE_BYTES = 2**20
-"""What was found in the messages of a page of whole ones, at most; one alone may have more."""
+"""What was found in the messages of a page of whole ones, as JSON, at most; one alone may have
+more."""
+AT_ONCE = 48 * 1024
+"""Bytes of JSON that are marked read by the statement that reads them."""
 
-# What a page of whole messages is cut by; of no text is the value read for it.
-_FOUND_BYTES = """
-    coalesce(octet_length(s.body_text), 0) + coalesce(octet_length(s.body_html), 0) + coalesce(
-        octet_length(s.details), octet_length(concat(s.headers, s.attachments, s.links)))"""
+# What was found in a message: as it is stored, for which no text is read, and as JSON, in which a
+# byte may be six.
+_DETAILS_BYTES = """
+    coalesce(octet_length(s.details), octet_length(concat(s.headers, s.attachments, s.links)))"""
+_STORED_BYTES = f"""
+    coalesce(octet_length(s.body_text), 0) + coalesce(octet_length(s.body_html), 0)
+    + {_DETAILS_BYTES}"""
+_JSON_BYTES = f"""
+    coalesce(octet_length(to_json(s.body_text)::text), 0)
+    + coalesce(octet_length(to_json(s.body_html)::text), 0) + {_DETAILS_BYTES}"""
 
 _BEHIND = """(%(at)s::timestamptz IS NULL
     OR (m.received_at, m.id) < (%(at)s::timestamptz, %(id)s::uuid))"""
@@ -170,10 +181,12 @@ class Messages:
         cursor: str | None = None,
         terms: Sequence[Term] = (),
         most: int = PAGE_BYTES,
+        at_once: int = AT_ONCE,
     ) -> Page[tuple[ReceivedMessage, Placed]] | None:
         """The same messages as by `page`, each with everything that was parsed, and marked read.
 
-        What was found in them has `most` bytes in all, or is one message's.
+        What was found in them has `most` bytes as JSON in all, or is one message's.  Where that is
+        more than `at_once` nothing is marked; they say so, and `mark_read` is the caller's.
         """
         behind: str | None = None
         if terms:
@@ -194,28 +207,34 @@ class Messages:
             f"""
             WITH page AS MATERIALIZED (
                 {source}
-            ), found AS MATERIALIZED (
-                SELECT m.id AS given_id, m.is_read AS was_read,
-                       row_number() OVER newest AS number, count(*) OVER () AS of_all,
-                       sum({_FOUND_BYTES}) OVER newest AS bytes,
-                       {MESSAGE_COLUMNS}, {PLACED_COLUMNS}
+            ), sized AS MATERIALIZED (
+                SELECT m.id, row_number() OVER newest AS number, count(*) OVER () AS of_all,
+                       sum({_STORED_BYTES}) OVER newest AS stored
                 FROM page
                 JOIN relay.messages m ON m.id = page.id
-                JOIN relay.mailboxes b ON b.id = m.mailbox_id
                 LEFT JOIN relay.summaries s ON s.message_id = m.id
                 WINDOW newest AS (ORDER BY m.received_at DESC, m.id DESC)
-            ), given AS MATERIALIZED (
-                SELECT *
-                FROM found
+            ), found AS MATERIALIZED (
+                SELECT m.id AS given_id, m.is_read AS was_read, number, of_all,
+                       sum({_JSON_BYTES}) OVER (ORDER BY number) AS bytes,
+                       {MESSAGE_COLUMNS}, {PLACED_COLUMNS}
+                FROM sized
+                JOIN relay.messages m ON m.id = sized.id
+                JOIN relay.mailboxes b ON b.id = m.mailbox_id
+                LEFT JOIN relay.summaries s ON s.message_id = m.id
                 WHERE number <= %(rows)s
-                  AND (bytes <= %(most)s OR number = 1)
+                  AND (stored <= %(most)s OR number = 1)
+            ), given AS MATERIALIZED (
+                SELECT *, max(bytes + {_BESIDE} * number) OVER () <= %(at_once)s AS marks
+                FROM found
+                WHERE bytes <= %(most)s OR number = 1
             ), marked AS (
                 UPDATE relay.messages
                 SET is_read = true
                 WHERE id = ANY (ARRAY(
                     SELECT id
                     FROM relay.messages
-                    WHERE id IN (SELECT given_id FROM given WHERE NOT was_read)
+                    WHERE id IN (SELECT given_id FROM given WHERE marks AND NOT was_read)
                     ORDER BY id  -- as bulk calls lock them
                     FOR NO KEY UPDATE))
             )
@@ -226,14 +245,14 @@ class Messages:
               AND {LIVE}
             ORDER BY given.number
             """,  # noqa: S608 - constants of this module only
-            {**values, "rows": limit, "most": most},
+            {**values, "rows": limit, "most": most, "at_once": at_once},
         )
         if not rows:
             return None
         items = []
-        for row in rows:
-            if row[0] is not None:
-                items.append(whole_of(_as_read(row[_COUNTED:])))
+        for given_id, _, _, _, _, *columns, marked in rows:
+            if given_id is not None:
+                items.append(whole_of(_as_read(columns) if marked else tuple(columns)))
                 await trio.lowlevel.checkpoint()  # its headers and links may be long
         if items and len(items) < rows[0][3]:
             last = items[-1][0]
@@ -393,9 +412,18 @@ class Messages:
             )
 
     async def get(
-        self, mailbox_id: UUID, message_id: str | UUID, *, mark_read: bool = True
+        self,
+        mailbox_id: UUID,
+        message_id: str | UUID,
+        *,
+        mark_read: bool = True,
+        at_once: int = 2**62,
     ) -> ReceivedMessage | None:
-        """One message of a live mailbox, marked read; None if either is not there."""
+        """One message of a live mailbox, marked read; None if either is not there.
+
+        Where what was found in it has more than `at_once` bytes as JSON, it is not marked, and says
+        so; `mark_read` is the caller's.
+        """
         wanted = parse_uuid(message_id)
         if wanted is None:
             return None
@@ -404,21 +432,42 @@ class Messages:
             # again.  The answer shows the flag as it is after this call.
             f"""
             WITH found AS MATERIALIZED (
-                SELECT {MESSAGE_COLUMNS}
+                SELECT {MESSAGE_COLUMNS},
+                       %(mark)s AND CASE WHEN {_STORED_BYTES} <= %(at_once)s
+                                         THEN {_JSON_BYTES} <= %(at_once)s
+                                         ELSE false END AS marks
                 {_ONE}
             ), marked AS (
                 UPDATE relay.messages
                 SET is_read = true
-                WHERE %(mark)s
-                  AND id IN (SELECT id FROM found WHERE NOT is_read)
+                WHERE id IN (SELECT id FROM found WHERE marks AND NOT is_read)
             )
             SELECT * FROM found
             """,  # noqa: S608 - constants of this module only
-            {"mailbox": mailbox_id, "message": wanted, "mark": mark_read},
+            {"mailbox": mailbox_id, "message": wanted, "mark": mark_read, "at_once": at_once},
         )
         if row is None:
             return None
-        return message_of(_as_read(row) if mark_read else row)
+        *columns, marked = row
+        return message_of(_as_read(columns) if marked else tuple(columns))
+
+    async def mark_read(self, mailbox_id: UUID, message_ids: Sequence[UUID]) -> None:
+        """Mark these messages of a mailbox read, those that are there still."""
+        await self._pool.execute(
+            """
+            UPDATE relay.messages
+            SET is_read = true
+            WHERE id = ANY (ARRAY(
+                SELECT id
+                FROM relay.messages
+                WHERE mailbox_id = %s
+                  AND id = ANY (%s)
+                  AND NOT is_read
+                ORDER BY id  -- as bulk calls lock them
+                FOR NO KEY UPDATE))
+            """,
+            (mailbox_id, list(message_ids)),
+        )
 
     async def raw(self, mailbox_id: UUID, message_id: str | UUID) -> bytes | None:
         """The message byte for byte as it was accepted; None if it or its mailbox is not there."""
@@ -652,7 +701,7 @@ def _cursor(received_at: datetime, message_id: UUID) -> str:
     return encode_cursor(received_at.isoformat(), str(message_id))
 
 
-def _as_read(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_read(row: Sequence[Any]) -> tuple[Any, ...]:
     """A row of `ENTRY_COLUMNS` and more, of a message that was marked read after it was read."""
     return (*row[:4], True, *row[5:])
 

@@ -8,6 +8,7 @@ relay.messages and `s` relay.summaries.  Pure.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -127,6 +128,12 @@ class ReceivedMessage(Entry):
     otp: str | None = None
     links: list[str] = field(default_factory=list)
     error: str | None = None
+
+    @property
+    def loaded(self) -> int:
+        """Bytes of memory that its texts take, which are the most of it."""
+        # Of one wide character a text has as many bytes for each.
+        return sys.getsizeof(self.body_text) + sys.getsizeof(self.body_html)
 
     def as_json(self) -> dict[str, Any]:
         """The message as the HTTP API shows it.

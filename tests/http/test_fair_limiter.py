@@ -37,6 +37,26 @@ def test_what_is_larger_than_a_share_counts_as_one():
     assert limiter.take("a", 1)
 
 
+def test_what_is_held_grows_where_there_is_room():
+    """To a share at most, where it is the owner's only one; what does not fit changes nothing."""
+    limiter = FairLimiter(10, 6)
+    first, second = limiter.take("a", 2), limiter.take("a", 2)
+    assert first
+    assert second
+    assert first.grow(1)
+    assert first.amount == 2
+    assert not first.grow(5)
+    assert first.grow(4)
+    assert limiter.take("a", 1) is None
+    second.release()
+    assert first.grow(100)
+    assert first.amount == 6
+    first.release()
+    assert limiter.take("b", 6)
+    assert limiter.take("a", 4)
+    assert limiter.take("c", 1) is None
+
+
 async def test_who_holds_least_comes_next():
     """A second owner's first turn comes before the first owner's third, who asked earlier."""
     limiter, order = FairLimiter(2, 2), []

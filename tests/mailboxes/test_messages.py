@@ -180,7 +180,9 @@ async def test_a_page_of_whole_messages_is_bounded(pool, store, messages, terms)
     found = []
     cursor, pages = None, []
     while True:
-        page = await messages.whole_page(mailbox, cursor=cursor, terms=terms, most=202)
+        page = await messages.whole_page(
+            mailbox, cursor=cursor, terms=terms, most=206
+        )  # quotes too
         pages.append([message.subject for message, _ in page.items])
         found += page.items
         marked = {
@@ -190,7 +192,7 @@ async def test_a_page_of_whole_messages_is_bounded(pool, store, messages, terms)
         if (cursor := page.cursor) is None:
             break
     assert pages == [["a", "b"], ["c", "d"]]
-    for most in (0, 201):
+    for most in (0, 205):
         page = await messages.whole_page(mailbox, limit=3, terms=terms, most=most)
         assert [message.subject for message, _ in page.items] == ["a"]
         rest = await messages.whole_page(mailbox, limit=3, terms=terms, cursor=page.cursor)
@@ -205,6 +207,7 @@ _LONG = "x" * 94
     ("column", "value"),
     [
         ("body_html", _LONG),
+        ("body_text", "\x01" * 15 + "\\\n"),
         ("details", f'{{"links": ["{_LONG}"]}}'),
         ("headers", f'[["{_LONG}", ""]]'),
         ("attachments", f'["{_LONG}"]'),
@@ -222,6 +225,26 @@ async def test_a_page_of_whole_messages_counts_all_that_was_found(
     for most, subjects in ((150, ["a"]), (300, ["a", "b"])):
         page = await messages.whole_page(mailbox, most=most)
         assert [message.subject for message, _ in page.items] == subjects
+
+
+async def test_what_is_long_is_marked_read_by_another_call(pool, store, messages):
+    """Whoever shows it may have no room: read so it stays unread, and says so, alone and in a
+    page, until it is marked; in its own mailbox, and those that are named."""
+    mailbox, other = (await store.create()).mailbox.id, (await store.create()).mailbox.id
+    ids = [await deliver(pool, mailbox, "x", text="\x01" * 1000) for _ in range(3)]
+    for at_once, is_read in ((5999, False), (6100, True)):
+        for wanted in ids[:2]:
+            assert (await messages.get(mailbox, wanted, at_once=at_once)).is_read is is_read
+    assert [entry.is_read for entry, _ in (await messages.page(mailbox)).items] == [
+        False, True, True,
+    ]  # fmt: skip
+    page = await messages.whole_page(mailbox, at_once=18_000)
+    assert [one.is_read for one, _ in page.items] == [False, True, True]
+    await messages.mark_read(other, ids)
+    await messages.mark_read(mailbox, ids[:2])
+    assert not (await messages.get(mailbox, ids[2], mark_read=False)).is_read
+    await messages.mark_read(mailbox, ids)
+    assert (await messages.get(mailbox, ids[2], mark_read=False)).is_read
 
 
 async def test_a_message_belongs_to_its_mailbox(pool, store, messages):

@@ -26,6 +26,7 @@ from pydantic import Field
 from quart import Response, request
 
 from relay.errors import Invalid, TemporaryFailure
+from relay.http.callers import owner_of
 from relay.http.following import entries, events_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
@@ -356,7 +357,8 @@ def register(api: Api) -> None:
                     raise mailbox_not_found()
                 if match.message is not None:
                     message, placed = match.message
-                    return json_response(message.as_json() | placed.as_json())
+                    owner, shown = owner_of(call.caller, request, trusted), message.as_json()
+                    return await api.downloads.json(owner, shown | placed.as_json(), message.loaded)
                 above, reads_old = match.above, match.cut
                 left = deadline - trio.current_time()
                 if left <= 0 and match.cut:

@@ -5,26 +5,27 @@ Promises
   * An attachment is always a download, under a name that is only a name.
   * Attachments are extracted where hostile mail hurts nobody (`Deps.extract_attachment`), a few at
     a time.
-  * A slow reader holds one piece of a message, or one attachment.  No owner (a key, or the address
-    of one without a key) holds more than a quarter of the memory that there is for them, or more
-    than some of the turns in which they are loaded; some of both is the administrator's.
+  * A slow reader holds one piece of a message, one attachment, or what is large of an answer in
+    JSON.  No owner (a key, or the address of one without a key) holds more than a quarter of the
+    memory that there is for them, or more than some of the turns in which they are loaded; some of
+    both is the administrator's.
+  * What there is no room for is not marked read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StringConstraints
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.downloads import Downloads, disposition, once, plain_name
+from relay.http.downloads import disposition, once, plain_name
 from relay.http.fair_limiter import Crowded, FairLimiter
-from relay.http.json_pieces import in_turns, json_pieces
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -52,7 +53,9 @@ from relay.http.shown import caught_up
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
 from relay.mailboxes.changes import Change, NotParsed
+from relay.mailboxes.messages import AT_ONCE
 from relay.mailboxes.query import LONGEST, parse
+from relay.mailboxes.records import ReceivedMessage
 from relay.mailboxes.visibility import Reach
 
 BASE = "/api/v1/mailboxes/<address>/messages"
@@ -168,6 +171,7 @@ class MessagesQuery(Query):
 
 log = get_logger()
 
+_READ = {"is_read": True}  # as it is once it was given
 _LOADED = 256 * 1024  # bytes of a message that are loaded at once
 _LOADS, _LOADS_OF_ONE = 4, 2  # pieces that are being loaded: half of a small pool
 
@@ -184,7 +188,7 @@ def register(api: Api) -> None:
     limits = api.deps.limits
     parsing = FairLimiter(limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=16)
     loading = FairLimiter(_LOADS, _LOADS_OF_ONE, kept=1)
-    downloads = Downloads(limits.download_bytes)
+    downloads = api.downloads
 
     def owner_by(call: Call) -> Hashable:
         return owner_of(call.caller, request, api.deps.trusted_proxies)
@@ -208,27 +212,44 @@ def register(api: Api) -> None:
     async def list_(call: Call) -> Response:
         query: MessagesQuery = call.query
         terms = parse(query.q or "")
-        read = messages.whole_page if query.whole else messages.page
         # What has come since stands before the first page, and on no other.
         if query.whole and query.cursor is None:
             await caught_up(api, call, Reach(mailbox_id=call.mailbox.id))
+        asked: dict[str, Any] = {
+            "limit": min(query.limit, 200),
+            "offset": query.offset,
+            "cursor": query.cursor,
+            "terms": terms,
+        }
         async with api.searches.turn(call, searches=bool(terms) or query.whole):
-            page = await read(
-                call.mailbox.id,
-                limit=min(query.limit, 200),
-                offset=query.offset,
-                cursor=query.cursor,
-                terms=terms,
-            )
-            if page is None:
-                raise mailbox_not_found()
-            shown = (entry.as_json() | placed.as_json() for entry, placed in page.items)
-            pieces = [piece async for piece in in_turns(json_pieces(shown))]
-        return Response(
-            b"".join(pieces),
+            if query.whole:
+                return await whole(call, asked)
+            page = await messages.page(call.mailbox.id, **asked)
+        if page is None:
+            raise mailbox_not_found()
+        return json_response(
+            [entry.as_json() | placed.as_json() for entry, placed in page.items],
             headers=next_link(page.cursor, offset=0),  # the cursor already stands behind it
-            content_type="application/json",
         )
+
+    async def whole(call: Call, asked: dict[str, Any]) -> Response:
+        page = await messages.whole_page(call.mailbox.id, **asked)
+        if page is None:
+            raise mailbox_not_found()
+        found = [message for message, _ in page.items]
+        shown = (message.as_json() | placed.as_json() | _READ for message, placed in page.items)
+        headers = next_link(page.cursor, offset=0)
+        return await given(call, found, shown, headers)
+
+    async def given(
+        call: Call, found: Sequence[ReceivedMessage], shown: Any, headers: Mapping[str, str]
+    ) -> Response:
+        """Messages as JSON; what reading them has not marked is marked once there is room."""
+        loaded = sum(one.loaded for one in found)
+        answer = await downloads.json(owner_by(call), shown, loaded, headers)
+        if unread := [one.id for one in found if not one.is_read]:
+            await messages.mark_read(call.mailbox.id, unread)
+        return answer
 
     @api.add(
         "GET",
@@ -243,10 +264,10 @@ def register(api: Api) -> None:
         ),
     )
     async def show(call: Call, message_id: str) -> Response:
-        message = await messages.get(call.mailbox.id, message_id)
+        message = await messages.get(call.mailbox.id, message_id, at_once=AT_ONCE)
         if message is None:
             raise message_not_found()
-        return json_response(message.as_json())
+        return await given(call, [message], message.as_json() | _READ, {})
 
     @api.add(
         "PATCH",

@@ -28,6 +28,7 @@ import trio
 from pydantic import Field
 from quart import Response, request, websocket
 
+from relay.http.callers import owner_of
 from relay.http.following import CHANGED, entries, events_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
@@ -156,7 +157,9 @@ def register(api: Api) -> None:
                 if found is None:
                     raise mailbox_not_found()
                 if found.message is not None:
-                    return json_response(found.message.as_json())
+                    message = found.message
+                    owner = owner_of(call.caller, request, trusted)
+                    return await api.downloads.json(owner, message.as_json(), message.loaded)
                 left = deadline - trio.current_time()
                 if left <= 0:
                     return no_content() if query.empty is None else json_response(None)

@@ -30,6 +30,11 @@ MIXED = (
 )  # fmt: skip
 
 
+BODY = "\x01" * 800_000
+CONTROLS = b"Subject: x\r\n\r\n" + BODY.encode()
+"""Whose JSON has 4.8 MB: six bytes for each."""
+
+
 async def test_messages_are_listed_newest_first_by_limit_offset_and_cursor(house: House):
     """Offset and cursor give the same rows; the last page has no Link."""
     address, token = await house.mailbox()
@@ -230,17 +235,8 @@ async def test_slow_readers_keep_nobody_from_reading(database_url: str, pool: Po
         raw = b"Subject: x\r\n\r\n" + bytes(8_000_000)
         wanted = await house.deliver(address, raw, parse=False)
         path = f"{BASE}/{address}/messages/{wanted}/raw"
-        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
-        head += f"X-Session-Token: {token['X-Session-Token']}\r\n\r\n"
-        answers: list[bytes] = []
         async with contextlib.AsyncExitStack() as peers:
-            for _ in range(5):
-                peer = trio.SocketStream(trio.socket.socket())
-                await peers.enter_async_context(peer)
-                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                await peer.socket.connect(("127.0.0.1", house.port))
-                await peer.send_all(head.encode())
-                answers.append(bytes(await peer.receive_some(12)))
+            answers = [await _unread(peers, house.port, path, token) for _ in range(5)]
             assert answers == [b"HTTP/1.1 200"] * 4 + [b"HTTP/1.1 503"]
             shown = await house.client.get(path, headers=house.admin)
             assert shown.content == raw
@@ -250,6 +246,78 @@ async def test_slow_readers_keep_nobody_from_reading(database_url: str, pool: Po
             "it is shown again",
             until=lambda answer: answer.content == raw,
         )
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{BASE}/{{address}}/messages/{{id}}",
+        f"{BASE}/{{address}}/messages?whole=true",
+        f"{BASE}/{{address}}/messages/wait",
+        "/api/v1/messages/wait",
+    ],
+)
+async def test_large_json_is_held_until_it_was_sent(database_url: str, pool: Pool, path: str):
+    """Whoever does not read has a quarter of the memory, counted as it is sent: six bytes for one
+    of the mail."""
+    limits = replace(SMALL, streams_per_mailbox=9, download_bytes=80 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        address, token = await house.mailbox()
+        wanted = await house.deliver(address, CONTROLS)
+        path = path.format(address=address, id=wanted)
+        async with contextlib.AsyncExitStack() as peers:
+            answers = [await _unread(peers, house.port, path, token) for _ in range(5)]
+            assert answers == [b"HTTP/1.1 200"] * 4 + [b"HTTP/1.1 503"]
+            shown = await house.client.get(path, headers=house.admin)
+            assert shown.headers["Content-Length"] == str(len(shown.content))
+            found = shown.json()
+            assert (found[0] if isinstance(found, list) else found)["body_text"] == BODY
+        await eventually(
+            lambda: house.client.get(path, headers=token),
+            "it is given again",
+            until=lambda answer: answer.status_code == 200,
+        )
+
+
+@pytest.mark.parametrize("path", ["{id}", "?whole=true&q=is:unread"])
+async def test_what_there_is_no_room_for_stays_unread(database_url: str, pool: Pool, path: str):
+    """And is marked once it could be given."""
+    limits = replace(SMALL, download_bytes=4 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        address, token = await house.mailbox()
+        base = f"{BASE}/{address}/messages"
+        held = f"{base}/{await house.deliver(address, CONTROLS)}"
+        async with contextlib.AsyncExitStack() as peers:
+            assert await _unread(peers, house.port, held, token) == b"HTTP/1.1 200"
+            wanted = await house.deliver(address, CONTROLS)
+            url = f"{base}/{path.format(id=wanted)}".replace("/?", "?")
+            refused = await house.client.get(url, headers=token)
+            assert refused.status_code == 503
+            listed = await house.client.get(base, headers=token)
+            assert [one["is_read"] for one in listed.json()] == [False, True]
+        given = await eventually(
+            lambda: house.client.get(url, headers=token),
+            "it is given",
+            until=lambda answer: answer.status_code == 200,
+        )
+        found = given.json()
+        assert (found[0] if isinstance(found, list) else found)["is_read"] is True
+        listed = await house.client.get(base, headers=token)
+        assert [one["is_read"] for one in listed.json()] == [True, True]
+
+
+async def _unread(
+    peers: contextlib.AsyncExitStack, port: int, path: str, token: dict[str, str]
+) -> bytes:
+    """Ask for something, and read no more than the beginning of the answer."""
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
+    head += f"X-Session-Token: {token['X-Session-Token']}\r\n\r\n"
+    peer = trio.SocketStream(trio.socket.socket())
+    await peers.enter_async_context(peer)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await peer.socket.connect(("127.0.0.1", port))
+    await peer.send_all(head.encode())
+    return bytes(await peer.receive_some(12))
 
 
 async def test_a_message_that_is_deleted_while_it_is_read_ends_short(
