@@ -7,6 +7,8 @@ Promises
   so old: an outage of its receiver that is shorter loses none of it (RFC 5321, 4.5.4.1, asks for
   four or five days).  One failure ends nothing: mail that waited here for so long, where the relay
   itself was away or paused, is not given up for being told to come again.
+- After an attempt that its receiver may have taken the delay grows on, n² units whatever the
+  lifetime: one that takes all and never says so gets 28 copies in five days, and not 125.
 - A pause never exceeds ten units, jitter included.
 
 The jitter is what keeps an outage's messages from coming back all in the same second.
@@ -70,9 +72,12 @@ class Schedule:
         """Whether none follows failed attempt number `attempt`, at an age of `age` seconds."""
         return attempt >= self.max_attempts or (attempt > 1 and age >= self.lifetime)
 
-    def delay(self, attempt: int, rng: random.Random) -> float:
-        """Return the seconds to wait after the failed attempt number `attempt`."""
-        return retry_delay(attempt, self.unit, rng, self.longest)
+    def delay(self, attempt: int, rng: random.Random, *, in_doubt: bool = False) -> float:
+        """Return the seconds to wait after the failed attempt number `attempt`.
+
+        `in_doubt`: the receiver may have taken it.
+        """
+        return retry_delay(attempt, self.unit, rng, math.inf if in_doubt else self.longest)
 
 
 def pause(strikes: int, unit: float, rng: random.Random) -> float:

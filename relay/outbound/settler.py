@@ -76,7 +76,8 @@ class Settler:
                 hold_unknown=message.hold_unknown,
             )
             if cause is Cause.DEFERRED:
-                delay = schedule.delay(message.turn, self._rng)
+                in_doubt = outcome.verdict is Verdict.UNKNOWN
+                delay = schedule.delay(message.turn, self._rng, in_doubt=in_doubt)
             error = self.words(message, outcome, secrets)
         steps: Sequence[Step] = (*opening, *outcome.trace) if opening else outcome.trace
         if not steps:

@@ -40,6 +40,16 @@ def test_five_days_are_about_as_many_attempts_as_hours():
     assert max(gaps) <= 1.2 * 3600.0
 
 
+def test_what_may_have_been_taken_is_copied_some_thirty_times_at_most():
+    """By one who takes it each time and never says so, within five days."""
+    schedule, rng = Schedule.for_lifetime(60.0, 5 * 86_400.0), random.Random(1)
+    attempt, age = 1, 0.0
+    while not schedule.is_last(attempt, age):
+        age += schedule.delay(attempt, rng, in_doubt=True)
+        attempt += 1
+    assert attempt <= 30
+
+
 def test_a_count_of_attempts_stays_within_what_the_database_takes():
     """A lifetime without an end, and no delay at all, are no endless attempts."""
     schedule = Schedule.for_lifetime(0.0, float("inf"))

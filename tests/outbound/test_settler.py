@@ -112,6 +112,15 @@ def test_what_goes_directly_is_tried_for_its_lifetime(
     assert 48.0 * units <= settled.delay <= 72.0 * units
 
 
+def test_what_may_have_been_taken_is_tried_again_ever_more_rarely():
+    """By each route: a copy an hour for five days would be 125 of them."""
+    outcome = ours(Verdict.UNKNOWN, Phase.DOT, "no answer")
+    message = claimed(turn=20, upstream="mx:")
+    settled = SETTLER.settle(message, outcome, 1.0, 2.0, epoch=EPOCH)
+    assert settled.cause is Cause.DEFERRED
+    assert 0.8 * 400 <= settled.delay / 60.0 <= 1.2 * 400
+
+
 def test_an_attempt_is_judged_by_the_route_that_it_took():
     """Who gives mail of a day that went directly to an upstream has one attempt there."""
     outcome = ours(Verdict.DEFERRED, Phase.CONNECT, "refused")
