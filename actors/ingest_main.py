@@ -286,10 +286,10 @@ class _Process:
         self._line = trio.Event()
         self._ready = False
 
-    def note_refused(self, address: str, why: str, reply: str) -> None:
+    def note_refused(self, address: str, why: str, reply: str, login: str | None) -> None:
         """Tell the relay of a recipient that is refused, unless it is behind with reading."""
         if not self._channel.backlog:
-            what = (address[:LONGEST_ADDRESS], why, reply[:LONGEST_REPLY])
+            what = (address[:LONGEST_ADDRESS], why, reply[:LONGEST_REPLY], login)
             self._channel.put(pack_json(Kind.REFUSED, what))
 
     # ------------------------------------------------------------------------ sessions

@@ -13,7 +13,7 @@ that says its kind and a payload, and with a connection its file descriptor.
     CLEAR     end all sessions, as a drain  WAKE     there is something to summarise
     CUT       end them all now              BEAT     it is alive; timeline; if it lacks the CPU
     RELOAD    read the certificate again    LOG, METRICS, FAILED   lines, what moved, a last word
-    DRAIN     as CLEAR, then end             REFUSED  a recipient, why, and the reply
+    DRAIN     as CLEAR, then end             REFUSED  a recipient, why, reply and login
 
 Promises
   * `put` never waits: what the socket does not take is sent by `run`, in order.

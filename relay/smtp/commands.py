@@ -354,6 +354,7 @@ class Commands(SMTP):
             )
             if login is not None:
                 self.dialogue.login = login
+                self.responder.login = (isinstance(login, str) and login) or None
                 self.session.authenticated = True
 
     def _wrong_login(self, error: WrongLogin) -> None:
@@ -408,7 +409,7 @@ class Commands(SMTP):
             self.session.host_name = None
             self.session.extended_smtp = False
             self.session.authenticated = False
-            self.dialogue.login = None
+            self.dialogue.login = self.responder.login = None
             if self._consultation is not None:
                 self._consultation.forget_session()
             self.forget_transaction()

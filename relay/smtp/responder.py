@@ -76,6 +76,7 @@ class Responder:
         "host",
         "idle_commands",
         "ids",
+        "login",
         "path_code",
         "refused",
         "stored",
@@ -102,6 +103,8 @@ class Responder:
         self._answered = _SUBMITTED if submission else _RECEIVED
         self._accepted = self._answered["accepted"]
         self.host = host
+        self.login: str | None = None
+        """As whom the peer has signed in, where anybody may under any name."""
         self.path_code = RECIPIENTS_FAULT
         """Of a malformed address: sender's or recipient's."""
         self.delayed = False
@@ -173,7 +176,7 @@ class Responder:
         _recipients_refused[why].inc(len(recipients))
         if self._note is not None:
             for recipient in recipients:
-                self._note(recipient, why, reply)
+                self._note(recipient, why, reply, self.login)
         return reply
 
     # ------------------------------------------------------------------------ waiting

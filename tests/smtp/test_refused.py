@@ -15,10 +15,19 @@ def test_the_newest_come_first_and_one_address_once() -> None:
     now = 7.0
     refused.note("a@x.example", "expired", "550-5.1.1 No\r\n550 5.1.1 more")
     assert refused.since(0.0) == [
-        ("a@x.example", "expired", "550-5.1.1 No 550 5.1.1 more", 0.0, 2),
-        ("b@x.example", "over_quota", "452 4.2.2 Full", 2.0, 1),
+        ("a@x.example", "expired", "550-5.1.1 No 550 5.1.1 more", 0.0, 2, None),
+        ("b@x.example", "over_quota", "452 4.2.2 Full", 2.0, 1, None),
     ]
     assert [one.address for one in refused.since(7.0)] == ["a@x.example"]
+
+
+def test_each_sender_is_remembered_apart() -> None:
+    """One who names what another has named before hides nothing from that one."""
+    refused = RefusedRecipients(lambda: 0.0)
+    for login in ("one", "other", "one", None):
+        refused.note("a@x.example", "unknown", "550", login)
+    found = [(one.login, one.times) for one in refused.since(0.0)]
+    assert found == [(None, 1), ("one", 2), ("other", 1)]
 
 
 def test_an_hour_later_nothing_is_known() -> None:

@@ -32,7 +32,9 @@ from relay_client import (
     Unreachable,
     WaitTimeout,
 )
+from relay_client._flows import is_near
 from relay_client._records import MessageData
+from relay_client.pytest_plugin import SmtpServer
 
 
 def test_a_message_has_its_parts(inbox: Inbox, deliver: Deliver) -> None:
@@ -171,6 +173,28 @@ def test_a_wait_in_vain_says_who_was_refused(inbox: Inbox, deliver: Deliver) -> 
         "waited 0.1 s for 'Reset'; nothing came; 1 recipient was refused since the inbox was made:"
         f" {mistyped} (550 5.1.1 No such mailbox here)"
     )
+
+
+def test_a_wait_in_vain_leaves_out_whom_other_tests_mistyped(
+    inbox: Inbox, smtp_server: SmtpServer
+) -> None:
+    """What the test's own application named is said, however far it is from the inbox."""
+    domain = inbox.address.partition("@")[2]
+    for user, address in (("another-test", "ada"), (smtp_server.user, "bob"), ("third", "cid")):
+        with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+            smtp.login(user, smtp_server.password)
+            with pytest.raises(smtplib.SMTPRecipientsRefused):
+                smtp.sendmail("a@shop.example", [f"{address}.{user}@{domain}"], "x")
+    with pytest.raises(WaitTimeout) as one:
+        inbox.wait(timeout=0.1)
+    mistyped = f"bob.{smtp_server.user}@{domain}"
+    assert one.value.refused == (f"{mistyped} (550 5.1.1 No such mailbox here)",)
+
+
+@pytest.mark.parametrize("case", CASES["slips"], ids=lambda case: str(case["written"]))
+def test_both_clients_know_the_same_slips(case: dict[str, Any]) -> None:
+    """Of an address, in one place of what stands before the `@`."""
+    assert is_near(case["written"], case["meant"]) is case["near"]
 
 
 def test_a_long_wait_is_asked_for_in_parts(

@@ -34,6 +34,7 @@ import {
   TIMEOUT,
   type WaitOptions,
   waitQuery,
+  concerning,
   inVain,
   inWords,
   newMailbox,
@@ -239,7 +240,7 @@ function waitForMail({
           { method: "GET", path, inbox: at, shape: REFUSED, deadline },
           [], // nobody, of a relay that does not know
         ).then((refused) => {
-          throw inVain(inWords(wanted), timeout, others, [], refused);
+          throw inVain(inWords(wanted), timeout, others, [], concerning(refused, at.address));
         });
       });
     });

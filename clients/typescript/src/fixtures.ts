@@ -1,7 +1,7 @@
 /** What the fixtures of each test runner are made of. */
 
 import { Refused, RelayError } from "./errors.js";
-import type { Inbox, InboxOptions, Message, Relay } from "./relay.js";
+import { type Inbox, type InboxOptions, LOGINS, type Message, type Relay } from "./relay.js";
 import { visible } from "./text.js";
 import { FIXTURE_TTL } from "./waiting.js";
 
@@ -12,8 +12,14 @@ const MOST = 4_000; // characters of a message's text there
 export type FixtureInboxOptions = InboxOptions & { keep?: boolean };
 
 /** Make a test's inbox; what is not to be kept is gone in an hour, though the run is killed. */
-export function inboxOf(relay: Relay, { keep, ...wanted }: FixtureInboxOptions): Promise<Inbox> {
-  return relay.inbox(keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL });
+export async function inboxOf(
+  relay: Relay,
+  { keep, ...wanted }: FixtureInboxOptions,
+  test: string,
+): Promise<Inbox> {
+  const inbox = await relay.inbox(keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL });
+  LOGINS.set(inbox, loginOf(test));
+  return inbox;
 }
 
 /** Where an application hands over its mail, in clear. */
@@ -47,7 +53,7 @@ export async function smtpServerOf(relay: Relay, test: string): Promise<SmtpServ
   // It takes any password while it captures, but from another machine none in clear where there
   // could be TLS.
   const signsIn = capture && (isLoopback(host) || !starttls);
-  const user = signsIn ? slug(test) || "test" : "";
+  const user = signsIn ? loginOf(test) : "";
   const password = signsIn ? "secret" : "";
   const place = host.includes(":") ? `[${host}]` : host;
   const login = signsIn ? `${user}:${password}@` : "";
@@ -67,11 +73,9 @@ function isLoopback(host: string): boolean {
   return /^(127(\.\d+){3}|::1|localhost\.?)$/i.test(host);
 }
 
-function slug(test: string): string {
-  return test
-    .replace(/[^A-Za-z0-9_.-]+/g, "-")
-    .replace(/^-+|-+$/g, "")
-    .slice(0, 64);
+function loginOf(test: string): string {
+  const name = test.replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^-+|-+$/g, "");
+  return name.slice(0, 64) || "test";
 }
 
 /** What came to an inbox, the oldest first, and all of it as a text for a report. */

@@ -73,7 +73,7 @@ export const fixtures: Fixtures<
   ],
 
   inbox: async ({ relay, inboxOptions }, use, test) => {
-    const inbox = await inboxOf(relay, inboxOptions);
+    const inbox = await inboxOf(relay, inboxOptions, test.title);
     await use(inbox);
     if (test.status !== test.expectedStatus) {
       const { text, messages } = await arrivedAt(inbox);

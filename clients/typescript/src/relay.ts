@@ -50,6 +50,7 @@ import {
   type Wanted,
   waitQuery,
   lineOf,
+  concerning,
   inVain,
   inWords,
   newMailbox,
@@ -202,6 +203,9 @@ export class Relay implements AsyncDisposable {
     return this.close();
   }
 }
+
+/** As whom the application signs in that sends to an inbox, where that is known. */
+export const LOGINS = new WeakMap<Inbox, string>();
 
 /** An inbox: what comes to `address`. */
 export class Inbox implements AsyncDisposable {
@@ -379,11 +383,12 @@ export class Inbox implements AsyncDisposable {
     }
   }
 
-  /** Whom SMTP refused; nobody, of a relay that does not know. */
+  /** Whom SMTP refused of this inbox's sender; nobody, of a relay that does not know. */
   async #refused(deadline: number): Promise<RefusedJson[]> {
     const request = this.#request("GET", "/refused");
     try {
-      return await this.#exchange.json<RefusedJson[]>(request, answers.REFUSED, deadline);
+      const found = await this.#exchange.json<RefusedJson[]>(request, answers.REFUSED, deadline);
+      return concerning(found, this.address, LOGINS.get(this));
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return [];

@@ -655,6 +655,11 @@ export interface components {
              * @description how often it was refused
              */
             count: number;
+            /**
+             * Login
+             * @description as whom its sender had signed in, where mail is captured and any name is taken; what others sent to the address is an entry of its own
+             */
+            login: string | null;
         };
         /**
          * Sent

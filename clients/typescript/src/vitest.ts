@@ -64,7 +64,7 @@ export const fixtures = {
     { relay, inboxOptions, task }: Pick<RelayFixtures, "relay" | "inboxOptions"> & Context,
     use: Use<Inbox>,
   ): Promise<void> => {
-    const inbox = await inboxOf(relay, inboxOptions);
+    const inbox = await inboxOf(relay, inboxOptions, task.name);
     await use(inbox);
     if (task.result?.state === "fail") {
       console.error(`Mail to ${inALine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);

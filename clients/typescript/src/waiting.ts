@@ -23,6 +23,8 @@ export const TIMEOUT = 10_000;
 /** For how many minutes an inbox of a fixture lives, if the test run is killed before it ends it. */
 export const FIXTURE_TTL = 60;
 
+const SLIP = 3; // characters of an address that may differ
+
 /** How many lines of other mail an error has. */
 export const OTHERS = 20;
 
@@ -94,7 +96,7 @@ export function inVain(
   timeout: number,
   entries: readonly EntryJson[],
   found: readonly string[] = [],
-  refused: readonly RefusedJson[] = [],
+  refused: readonly Pick<RefusedJson, "address" | "reply">[] = [],
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
@@ -104,6 +106,39 @@ export function inVain(
   const instead = count === 0 ? none : count > OTHERS ? many : some;
   const recipients = refused.map(({ address, reply }) => `${address} (${reply})`);
   return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients);
+}
+
+/**
+ * Those of refused recipients that the sender to an inbox named, if it is known as whom that signs
+ * in, and those that are nearly its address; others are of tests beside this one.
+ */
+export function concerning<T extends { address: string; login?: string | null }>(
+  refused: readonly T[],
+  inbox: string,
+  login?: string,
+): T[] {
+  return refused.filter(
+    (one) => (login !== undefined && one.login === login) || isNear(one.address, inbox),
+  );
+}
+
+/** Whether an address is another, or is but for a slip: a few characters in one place. */
+export function isNear(written: string, meant: string): boolean {
+  const [one, domain] = parted(written);
+  const [other, own] = parted(meant);
+  const longer = Math.max(one.length, other.length);
+  const shorter = Math.min(one.length, other.length);
+  let before = 0;
+  while (before < shorter && one[before] === other[before]) before++;
+  let after = 0;
+  while (after < shorter && one.at(-1 - after) === other.at(-1 - after)) after++;
+  const alike = Math.min(before + after, shorter);
+  return domain === own && longer - alike <= SLIP && 2 * alike >= longer;
+}
+
+function parted(address: string): [local: string[], domain: string] {
+  const at = address.lastIndexOf("@");
+  return [[...address.slice(0, at).toLowerCase()], address.slice(at + 1).toLowerCase()];
 }
 
 function idOf(message: MessageData | string): string {

@@ -25,6 +25,7 @@ const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url
 const { smtpServerOf } = await inner("fixtures");
 const { MessageData } = await inner("records");
 const { quoted, visible } = await inner("text");
+const { concerning, isNear } = await inner("waiting");
 
 const relay = new Relay();
 const cases = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.url), "utf-8"));
@@ -330,6 +331,20 @@ test("a wait in vain at a relay that does not know who was refused says what cam
   });
   await inbox.close();
 });
+
+test("a wait in vain leaves out whom others mistyped", () => {
+  const all = ["own", "others", null].map((login) => ({ address: `${login}@a.example`, login }));
+  assert.deepEqual(concerning(all, "ada.k3x9@a.example", "own"), all.slice(0, 1));
+  assert.deepEqual(concerning(all, "ada.k3x9@a.example"), []);
+  const older = [{ address: "ada.k3x99@a.example" }, { address: "bob@a.example" }];
+  assert.deepEqual(concerning(older, "ada.k3x9@a.example", "own"), older.slice(0, 1));
+});
+
+for (const { written, meant, near } of cases.slips) {
+  test(`both clients know whether ${written} is a slip of ${meant}`, () => {
+    assert.equal(isNear(written, meant), near);
+  });
+}
 
 for (const { subject, links, found = links[0], finds, misses } of cases.links) {
   test(`both clients find the same links in ${subject}`, () => {

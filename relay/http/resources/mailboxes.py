@@ -113,6 +113,13 @@ class RefusedEntry(View):
     reply: Annotated[str, Field(description="the last one to RCPT, or to the message")]
     at: Annotated[Instant, Field(description="when it was refused last")]
     count: Annotated[int, Field(description="how often it was refused")]
+    login: Annotated[
+        str | None,
+        Field(
+            description="as whom its sender had signed in, where mail is captured and any name is "
+            "taken; what others sent to the address is an entry of its own"
+        ),
+    ]
 
 
 class AllowanceEntry(View):
@@ -315,6 +322,7 @@ def register(api: Api) -> None:
                     "reply": one.reply,
                     "at": rfc3339(now - timedelta(seconds=one.ago)),
                     "count": one.times,
+                    "login": one.login,
                 }
                 for one in shown
             ]

@@ -352,7 +352,7 @@ async def test_a_refused_recipient_says_why_and_when(database_url: str, pool: Po
         clock.ahead = 0.0
         address, session = await house.mailbox()
         for _ in range(2):
-            refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later")
+            refused.note(address, "over_quota", "452 4.2.2 Mailbox full, try again later", "shop")
         answer = await house.client.get(f"/api/v1/mailboxes/{address}/refused", headers=house.admin)
         (one,) = answer.json()
         at = datetime.fromisoformat(one.pop("at"))
@@ -362,6 +362,7 @@ async def test_a_refused_recipient_says_why_and_when(database_url: str, pool: Po
             "why": "over_quota",
             "reply": "452 4.2.2 Mailbox full, try again later",
             "count": 2,
+            "login": "shop",
         }
         assert await refused_of(house, address, session) == [address]
 

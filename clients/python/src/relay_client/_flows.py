@@ -52,6 +52,7 @@ _PART = 20.0  # s
 _OTHERS = 20  # lines of other mail in a failure
 _LISTS_WITHIN = 2.0  # s until they are there, or left out
 _PAGE = 200
+_SLIP = 3  # characters of an address that may differ
 _MOST_EMPTY = 1000  # pages of a list with nothing on them; a relay looks for a second for each
 _LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
@@ -66,6 +67,8 @@ class InboxHandle:
         if session_token is not None and not _answers.is_token(session_token):
             raise RelayError("the inbox's token has characters that no token has")
         self.session_token = session_token
+        self.login: str | None = None
+        """As whom the application signs in that sends to it, where that is known."""
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
         self.closed = False
 
@@ -236,12 +239,35 @@ def _in_vain(
 
 
 def _refused(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
-    """Ask whom SMTP refused; nobody, of a relay that does not know."""
+    """Ask whom SMTP refused of this inbox's sender, or nearly under its address.
+
+    Others, such as of tests beside this one, are left out; a relay that does not know says nobody.
+    """
     try:
         found: list[JSON] = yield from call_json(handle.get("/refused"), _answers.REFUSED, deadline)
     except RelayError:
         return []
-    return [f"{one['address']} ({one['reply']})" for one in found]
+    return [
+        f"{one['address']} ({one['reply']})"
+        for one in found
+        if (handle.login is not None and one.get("login") == handle.login)
+        or is_near(one["address"], handle.address)
+    ]
+
+
+def is_near(written: str, meant: str) -> bool:
+    """Whether an address is another, or is but for a slip: a few characters in one place."""
+    one, _, domain = written.lower().rpartition("@")
+    other, _, own = meant.lower().rpartition("@")
+    longer, shorter = max(len(one), len(other)), min(len(one), len(other))
+    alike = min(_beginning(one, other) + _beginning(one[::-1], other[::-1]), shorter)
+    return domain == own and longer - alike <= _SLIP and 2 * alike >= longer
+
+
+def _beginning(one: str, other: str) -> int:
+    """How many characters two texts begin with that are the same."""
+    differ = (at for at, pair in enumerate(zip(one, other)) if pair[0] != pair[1])
+    return next(differ, min(len(one), len(other)))
 
 
 def _instead(count: int, some_found: bool) -> str:

@@ -245,6 +245,7 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     except TypeError as error:
         pytest.fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}", pytrace=False)
     made = relay.inbox(*args, **wanted)
+    made._handle.login = _login_of(request.node.name)
     request.node.stash[_INBOX] = made
     yield made
     if keeps:
@@ -288,9 +289,13 @@ def smtp_server_of(url: str, info: Info, test: str) -> SmtpServer:
     # It takes any password while it captures, but from another machine none in clear where there
     # could be TLS.
     if info.capture and (is_loopback(host) or not info.starttls):
-        user = re.sub(r"[^A-Za-z0-9_.-]+", "-", test).strip("-")[:64] or "test"
+        user = _login_of(test)
         password = "secret"  # noqa: S105  # it opens nothing
     return SmtpServer(host, int(port), user, password, info.starttls)
+
+
+def _login_of(test: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", test).strip("-")[:64] or "test"
 
 
 @pytest.hookimpl(hookwrapper=True)
