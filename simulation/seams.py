@@ -62,7 +62,7 @@ _NOT_RECORDED = 540.0
 """Seconds for which nobody records, in these, what the last minute was like."""
 _PARSING = (0.0005, 0.02)
 """Seconds that a group of messages takes to be parsed, at least and at most."""
-_OFTEN_FOR = HOUR / 2
+OFTEN_FOR = HOUR / 2
 """Seconds; in a longer run sweeps are rare whatever the seed."""
 
 
@@ -96,12 +96,13 @@ def install(seams: Seams) -> None:
 
 
 def sweep_rarely(world: World, seconds: float) -> None:
-    """In three worlds of four, and in all that last long, have sweeps be rare.
+    """In three worlds of four, and in all that last for over half an hour, have sweeps be rare.
 
     Sweeps find what a wake-up should have said: where they are rare, one that is lost shows.  And
-    an idle relay costs a world as much as its work does.
+    an idle relay costs a world as much as its work does.  An hour is too long for them to be often
+    (five times the statements), so `simulation.many` has some seeds be shorter.
     """
-    world.sweeps_rarely = world.seed % 4 != 0 or seconds > _OFTEN_FOR
+    world.sweeps_rarely = world.seed % 4 != 0 or seconds > OFTEN_FOR
     if not world.sweeps_rarely:
         return
     for place, rarer in _SWEEPS.items():

@@ -47,9 +47,10 @@ Promises, each with the name of what keeps it
   ended.  What hangs is neither success nor failure.  Where a gate holds the route back nothing
   widens.
 - Aside (`_room_aside`, `step_aside`): however many sites hang, whatever they do not answer to, they
-  take no place, as long as no more deliveries stand aside than `most_aside(places)`.  Of 256 that
-  may beside 32 places, the last 32 are for high mail; an owner who has half gets no more than 192;
-  what has stalled after its line had answered takes no more than 192, and of one line 32.
+  take no place, as long as more may stand aside.  Of the 256 that may beside 32 places
+  (`most_aside`), one owner gets no more than 192 and lower mail no more than 224, which leaves 32
+  for high mail; what has stalled after its line had answered takes no more than 192, and of one
+  line 32.
 - One at first (`most_silent`): a silent line has its first width only while fewer stand aside than
   there are places, and a single connection else; nothing widens it before one was opened.
 - Known (`_risks_a_place`): with so many aside, a silent line that had answered when it was met last
@@ -59,9 +60,9 @@ Promises, each with the name of what keeps it
 - Right of way (`RightOfWay.held`): from when high mail is known to be due until it is delivered,
   nothing lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
 
-Fails: never.  Not promised: an owner who fills the places with lower mail and high mail that all
-hang stops the lower mail of others until their deadlines; two owners who do it together stop their
-high mail, too.  Of fewer than 32 places what is kept is less: of 8 it is one, for high or lower
+Fails: never.  Not promised: where no more may stand aside, an owner whose lower mail and high mail
+that hang fill the places stops the lower mail of others until their deadlines; two owners who do it
+together stop their high mail, too.  Of fewer than 32 places what is kept is less: of 8 it is one, for high or lower
 mail, and not for another route of the same owner.
 
 Owners are counted over all lines, in step with places: what hangs is the owner's, and how many
@@ -155,7 +156,7 @@ class Group:
         """`most(now)`: connections that the receiver is given; None: as many as each line has."""
         self._most = most
         self.workers = 0
-        """Places that its lines have."""
+        """Connections that its lines have."""
 
     def room(self, now: float) -> float:
         """How many connections more it may have."""
@@ -234,18 +235,18 @@ class Line(Generic[J, W]):
         )
         self._passed = [0] * len(PRIORITIES)  # how often others went before what waits
         self._busy: dict[str, int] = {}
-        self._half = _half_of(full)  # places that a destination has before it is proven, at most
+        self._half = _half_of(full)  # connections of a destination before it is proven, at most
         self._proven: set[str] = set()  # destinations under way of which something has ended
-        self._owners: dict[Hashable, int] = {}  # places that each has
+        self._owners: dict[Hashable, int] = {}  # connections that each has
         self._wait_for: dict[Hashable, int] = {}  # jobs of each that wait
         self._all = all_lines
 
     def busy(self, domain: str) -> int:
-        """Places that a destination has."""
+        """Connections that a destination has."""
         return self._busy.get(domain, 0)
 
     def held(self, owner: Hashable) -> int:
-        """Jobs of an owner that have a place or wait for one."""
+        """Jobs of an owner that have a connection or wait for one."""
         return self._owners.get(owner, 0) + self._wait_for.get(owner, 0)
 
     def waiting(self, domain: str) -> int:
@@ -587,6 +588,11 @@ class Dispatch(Generic[J, W]):
         self._known.move_to_end(key)
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
+
+    def is_stranger(self, line: Line[J, W]) -> bool:
+        """Whether nobody knows of a line that is on trial that it has answered when it was met
+        last."""
+        return line.on_trial and hash(line.key) not in self._known
 
     @staticmethod
     def opened(line: Line[J, W]) -> None:

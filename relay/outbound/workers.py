@@ -9,9 +9,9 @@ Promises
 - A delivery ends before its lease: its deadlines are cut to what the lease leaves, DATA is not
   begun with less left than the dot's answer may take and a commit.
 - One message's failure is no other's, whatever it is: what nobody foresaw defers that message.
-- A large message is fetched and composed in a thread, few at once, before a worker takes it; what
-  is to be signed is signed before that (`relay.outbound.signing`).  None goes unsigned because its
-  key cannot be read.
+- A large message is fetched and composed in a thread, few at once, before a worker takes it; those
+  to strangers, who may never answer, are half of them at most.  What is to be signed is signed
+  before that (`relay.outbound.signing`).  None goes unsigned because its key cannot be read.
 - Lower mail is not begun while high mail has the right of way.
 
 Fails: never; when cancelled, what was not begun is given back, and of what was, its outcome is
@@ -21,6 +21,7 @@ reported as far as it is known.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from uuid import UUID
 
@@ -62,6 +63,7 @@ log = get_logger()
 
 _UNMETERED = 1.0  # s; a claim of before a domain's receiver was known has come by then
 _LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
+_LARGE_TO_STRANGERS = 2  # of them
 
 _OPENED = Counter(
     "relay_outbound_connections_opened", "Connections to upstreams.", registry=registry
@@ -136,6 +138,7 @@ class Workers:
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
+        self._large_to_strangers = trio.CapacityLimiter(_LARGE_TO_STRANGERS)
         self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection, or opens one
         self.nursery: trio.Nursery | None = None
 
@@ -202,7 +205,8 @@ class Workers:
         self.spread()
 
     def look_after(self, now: float) -> None:
-        """Every moment: take back what waits behind stalls, widen what nothing moves in."""
+        """Every moment: let what has stalled stand aside, take back what waits behind it or for a DNS
+        that is late, widen what nothing moves in, and begin what can be."""
         self._dispatch.step_aside(now)
         if self._gatekeeper.look_for_stalls(self._begun, now):
             self._custody.freed()
@@ -366,10 +370,16 @@ class Workers:
 
         In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
         in memory several times; and before a worker takes it, which would wait for its turn here.
+        Its turn lasts until its end.
         """
         try:
-            async with self._large:
-                await self._fetch_and_compose(line, job)
+            async with AsyncExitStack() as turns:
+                if self._dispatch.is_stranger(line):
+                    await turns.enter_async_context(self._large_to_strangers)
+                await turns.enter_async_context(self._large)
+                job.leave_gates()  # one may have been shut meanwhile
+                if self._gatekeeper.lets(line, job, trio.current_time()):
+                    await self._fetch_and_compose(line, job)
         finally:
             line.coming -= 1
 

@@ -340,6 +340,19 @@ async def test_since_when_a_message_is_due_outlasts_all_but_a_retry_by_hand(any_
         await node.finish([message], Cause.DEFERRED)
 
 
+async def test_what_was_tried_before_that_was_noted_is_due_since_its_next_claim(any_pool: Pool):
+    """A row that an earlier relay has left."""
+    node = Node(any_pool)
+    await put(any_pool, "a@x.example")
+    await node.finish(await node.claim(), Cause.DEFERRED, delay=3600.0)
+    at = datetime.now(UTC) - timedelta(hours=3)
+    await any_pool.execute("UPDATE relay.outbound_due SET first_due_at = NULL, run_at = %s", (at,))
+    for _ in range(2):
+        (message,) = await node.claim()
+        assert message.first_due_at == at
+        await node.finish([message], Cause.DEFERRED)
+
+
 async def test_the_reaper_frees_what_nobody_claims(any_pool: Pool):
     """In a lane that is throttled or paused too, a lost lease is counted, recorded and released."""
     node = Node(any_pool)

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 import trio
@@ -18,6 +19,8 @@ from relay import net
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.enqueue import enqueue
+from relay.outbound.message import Address, Message
 from relay.outbound.mx.connections import MOST_TRIED
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
@@ -510,23 +513,50 @@ async def test_ninety_sites_that_stall_hold_up_no_other(pool):
                 with trio.fail_after(30):
                     await eventually(lambda: all(hanging.values()), "each of them hangs")
                     await w.send(*(f"a@d{number}.example" for number in range(100)))
-            hang = await pool.fetch_value(
+            hang = await pool.fetch(
                 """
-                SELECT count(DISTINCT recipient_domain)
-                FROM (
-                    SELECT split_part(recipient, '@', 2) AS recipient_domain
-                    FROM relay.outbound_messages
-                    WHERE status = 'processing'
-                ) AS processing
+                SELECT DISTINCT split_part(recipient, '@', 2)
+                FROM relay.outbound_messages
+                WHERE status = 'processing'
                 """
             )
-            assert hang >= len(hanging), "each of them still hangs"
+            still = {domain for (domain,) in hang}
+            assert {f"dead{number}.example" for number in hanging} <= still
             assert max(map(len, hanging.values())) <= 2
             # They would wait for their deadlines: they need not be awaited here.
             deaf.close()
             for streams in hanging.values():
                 for stream in streams:
                     await trio.aclose_forcefully(stream)
+
+
+async def test_large_mail_to_sites_that_are_dead_holds_up_none_to_others(pool):
+    """Few large messages are in memory at once, and those to strangers are not all of them."""
+    hanging: list[trio.abc.Stream] = []
+    numbers = [str(number) for number in range(10, 16)]
+    zone = {**mx("good.example", "2")}
+    for number in numbers:
+        zone |= mx(f"dead{number}.example", number)
+    scripts = {"2": well_behaved} | dict.fromkeys(numbers, hangs_at("EHLO", hanging))
+    raw = b"Subject: large\r\n\r\n" + (b"x" * 70 + b"\r\n") * 16_000
+    async with world(pool, zone, scripts, concurrency=32, lease_timeout=300.0) as w:
+        await w.send("a@good.example")  # he is known
+
+        async def queue(*recipients: str) -> list[UUID]:
+            sender = Address("a@b.example")
+            large = [Message(sender, [Address(to)], "Large", raw=raw) for to in recipients]
+            queued = (await enqueue(pool, large)).messages
+            w.outbound.wake()
+            return [one.id for one in queued]
+
+        await queue(*(f"a@dead{number}.example" for number in numbers))
+        with trio.fail_after(30):
+            await eventually(lambda: len(hanging) == 2, "two hang")
+            for large in await queue("b@good.example", "c@good.example"):
+                await w.outbound.becomes(large, "sent", 1)
+        assert len(hanging) == 2
+        for stream in hanging:
+            await trio.aclose_forcefully(stream)
 
 
 # Racing -------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "REQUIRETLS": Kind("7.30", require_tls=True),  # RFC 8689, 4.2.1
-    "SMTPUTF8": Kind("6.7", "bjørn"),  # RFC 6531, 3.2
+    "SMTPUTF8": Kind("6.7", "bjørn"),  # RFC 6531, 3.5
     "8BITMIME": Kind("6.3", raw=HEAD + "Grüße\r\n".encode()),  # RFC 6152, 3
     "SIZE": Kind("3.4", raw=HEAD + b"x" * 60 * 40 + b"\r\n"),  # RFC 1870, 6.1
 }

@@ -216,6 +216,8 @@ async def test_every_case_ends_as_the_rfcs_say(pool, tmp_path):
                 nursery.start_soon(decides_alike, made, sinks)
             assert await outcomes(made, outbound, sinks) == {}
             await _again(outbound, made)
+    if not available():
+        pytest.skip("every case ended so, and Postfix, which only root can run, was not asked")
 
 
 async def _again(outbound: Outbound, made: Plan) -> None:
