@@ -3,10 +3,11 @@
 Promises
 - The delay after attempt n is n² units, give or take at most a fifth, and never below nought.
 - Of mail whose attempts are counted, number `max_attempts` is the last, as the settings say.
-- Mail with a lifetime is tried at least once an hour (of 60 units, jitter apart), and until it is
-  so old: an outage of its receiver that is shorter loses none of it (RFC 5321, 4.5.4.1, asks for
-  four or five days).  One failure ends nothing: mail that waited here for so long, where the relay
-  itself was away or paused, is not given up for being told to come again.
+- Mail with a lifetime is due again within an hour (of 60 units, jitter apart) of each failure, and
+  until it is so old: an outage of its receiver that is shorter loses none of it (RFC 5321, 4.5.4.1,
+  asks for four or five days).  Behind a gate it may wait for longer than an hour.  One failure ends
+  nothing: mail that waited here for so long, where the relay itself was away or paused, is not
+  given up for being told to come again.
 - After an attempt that its receiver may have taken the delay grows on, n² units whatever the
   lifetime: one that takes all and never says so gets 28 copies in five days, and not 125.
 - A pause never exceeds ten units, jitter included.

@@ -62,8 +62,8 @@ Promises, each with the name of what keeps it
 
 Fails: never.  Not promised: where no more may stand aside, an owner whose lower mail and high mail
 that hang fill the places stops the lower mail of others until their deadlines; two owners who do it
-together stop their high mail, too.  Of fewer than 32 places what is kept is less: of 8 it is one, for high or lower
-mail, and not for another route of the same owner.
+together stop their high mail, too.  Of fewer than 32 places what is kept is less: of 8 it is one,
+for high or lower mail, and not for another route of the same owner.
 
 Owners are counted over all lines, in step with places: what hangs is the owner's, and how many
 routes it takes is the owner's choice.

@@ -323,7 +323,7 @@ class Gatekeeper:
     def lets_look_up(self, job: Job, now: float, *, late: bool) -> bool:
         """Let a job wait for the DNS about its domain; or give it back, False then.
 
-        `late`: the answer takes longer than one does, so only few may wait for it.
+        `late`: the answer takes longer than one does, so one job of the domain may wait for it.
         """
         key = GateKey(LOOKING_UP, job.domain)
         gate = self._gates.make(key) if late else self._gates.find(key)

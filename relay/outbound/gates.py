@@ -10,8 +10,9 @@ Promises
   route that cannot be opened), the gate is struck: shut for `backoff.pause`, which grows with each
   strike in a row and never exceeds ten units.
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
-- What is in one gate's way is in no other's: gates are kept by route, by route and domain, and for
-  what hangs by route and owner, and by owner over all routes.  A lane (`relay.outbound.lanes`: an
+- What is in one gate's way is in no other's: gates are kept by route, by route and domain, for what
+  hangs by route and owner, and by owner over all routes, and for a route of which nobody knows
+  whether it answers by what is held of it (`ANY_OWNER`).  A lane (`relay.outbound.lanes`: an
   owner, a domain and a route) is claimed from as the gate allows that its mail met last; what waits
   in the lane of a route that it takes no more concerns only the lane of the one that it does take.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is

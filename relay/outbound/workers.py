@@ -205,8 +205,8 @@ class Workers:
         self.spread()
 
     def look_after(self, now: float) -> None:
-        """Every moment: let what has stalled stand aside, take back what waits behind it or for a DNS
-        that is late, widen what nothing moves in, and begin what can be."""
+        """Every moment: let what has stalled stand aside, take back what waits behind it or for a
+        DNS that is late, widen what nothing moves in, and begin what can be."""
         self._dispatch.step_aside(now)
         if self._gatekeeper.look_for_stalls(self._begun, now):
             self._custody.freed()

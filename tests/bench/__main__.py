@@ -114,7 +114,7 @@ def show(console: Console, bench: dict[str, Any]) -> int:
         aim = ""
         if "aim" in entry:
             met = kept({**entry, ("required" if low is not None else "at_most"): entry["aim"]})
-            aim = f"; asked {entry['aim']}: {'met' if met else '[red]NOT MET[/red]'}"
+            aim = f"; aim {entry['aim']}: {'met' if met else 'not met'}"
             if not met and "why" in entry:
                 aim += f", as {entry['why']}"
         mark = "[green]ok[/green]" if good else "[red]MISSED[/red]"

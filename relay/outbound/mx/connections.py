@@ -3,12 +3,13 @@
 Promises
 - Exchangers are tried in their order within one attempt, as long as nothing of a mail was sent:
   whoever refuses, breaks off or is silent while a connection is opened (5xx at the greeting, too)
-  is followed by the next, `MOST_TRIED` at most and within one delivery's deadline.
+  is followed by the next, until `MOST_TRIED` have failed or one delivery's deadline is over.
 - An exchanger that failed is tried after the others for `SHUN` seconds.
 - A mail goes to the first exchanger that takes it as it is.  One that lacks what a mail needs is
   passed over for this mail, whatever its preference (RFC 8689, 4.2.1; a server behind it may have
   what it lacks), and takes others'; what it offers is remembered for `OFFERED` seconds, so that
-  nobody is connected to only to hear it again.
+  nobody is connected to only to hear it again.  So many may be asked in one attempt as a domain has
+  (`MOST_EXCHANGERS`): a mail fails only if all lack it.
 - Only the addresses that were looked up and checked are connected to, IPv6 and IPv4 raced.
 - TLS is what the site's policy says (`relay.outbound.mx.policy` has the table): opportunistic, it
   is used wherever it is offered, whatever the certificate, and only where STARTTLS is refused or
@@ -71,7 +72,7 @@ from relay.smtp.tls_faults import TlsFault
 log = get_logger()
 
 MOST_TRIED = 5
-"""Exchangers that one attempt tries."""
+"""Exchangers that fail in one attempt: no more are tried then."""
 
 SHUN = 60.0
 """Seconds for which an exchanger that failed is tried last."""
@@ -242,7 +243,7 @@ class SiteConnections(Connections):
     async def open(self, domain: str, mail: Mail) -> Connection:
         """Open a connection to the first exchanger that can be spoken to and takes this mail.
 
-        Raises `OpenFailed`.
+        Raises `OpenFailed`, and `Unsuited` where what was asked takes no such mail.
         """
         began = trio.current_time()
         self._failed = {name: at for name, at in self._failed.items() if began < at + SHUN}
