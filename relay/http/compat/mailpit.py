@@ -148,7 +148,7 @@ def register(api: Api) -> None:
         return mail, found
 
     async def mark_read(call: Call, mail: Mail) -> None:
-        if not mail.is_read:
+        if not mail.is_read and request.method != "HEAD":
             read = partial(mails.change, reach_of(call), [str(mail.id)], Change(is_read=True))
             await callers.change(call, read)
 

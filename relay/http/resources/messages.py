@@ -9,7 +9,7 @@ Promises
     JSON.  No owner (a key, or the address of one without a key) holds more than a quarter of the
     memory that there is for them, or more than some of the turns in which they are loaded; some of
     both is the administrator's.
-  * What there is no room for is not marked read.
+  * What there is no room for is not marked read, nor what HEAD asks about.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def register(api: Api) -> None:
         )
 
     async def whole(call: Call, asked: dict[str, Any]) -> Response:
-        page = await messages.whole_page(call.mailbox.id, **asked)
+        page = await messages.whole_page(call.mailbox.id, **asked, at_once=_marked_at_once())
         if page is None:
             raise mailbox_not_found()
         found = [message for message, _ in page.items]
@@ -247,7 +247,8 @@ def register(api: Api) -> None:
         """Messages as JSON; what reading them has not marked is marked once there is room."""
         loaded = sum(one.loaded for one in found)
         answer = await downloads.json(owner_by(call), shown, loaded, headers)
-        if unread := [one.id for one in found if not one.is_read]:
+        unread = [one.id for one in found if not one.is_read]
+        if unread and request.method != "HEAD":
             await messages.mark_read(call.mailbox.id, unread)
         return answer
 
@@ -264,7 +265,7 @@ def register(api: Api) -> None:
         ),
     )
     async def show(call: Call, message_id: str) -> Response:
-        message = await messages.get(call.mailbox.id, message_id, at_once=AT_ONCE)
+        message = await messages.get(call.mailbox.id, message_id, at_once=_marked_at_once())
         if message is None:
             raise message_not_found()
         return await given(call, [message], message.as_json() | _READ, {})
@@ -425,3 +426,8 @@ def register(api: Api) -> None:
                 "Content-Security-Policy": "sandbox; default-src 'none'",
             },
         )
+
+
+def _marked_at_once() -> int:
+    """Bytes of JSON that the statement marks read which reads them: of HEAD nothing is."""
+    return -1 if request.method == "HEAD" else AT_ONCE

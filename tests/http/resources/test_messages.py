@@ -306,6 +306,31 @@ async def test_what_there_is_no_room_for_stays_unread(database_url: str, pool: P
         assert [one["is_read"] for one in listed.json()] == [True, True]
 
 
+@pytest.mark.parametrize("raw", [LETTER, CONTROLS], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{BASE}/{{address}}/messages/{{id}}",
+        f"{BASE}/{{address}}/messages?whole=true",
+        "/compat/mailpit/api/v1/message/{id}",
+    ],
+)
+async def test_head_marks_nothing_read(house: House, path: str, raw: bytes):
+    """It has the headers of GET, which marks it."""
+    address, _ = await house.mailbox()
+    path = path.format(address=address, id=await house.deliver(address, raw))
+    heads = []
+    for method, is_read in (("HEAD", False), ("GET", True)):
+        answer = await house.client.request(method, path, headers=house.admin)
+        assert answer.status_code == 200
+        heads.append(answer.headers["Content-Length"])
+        (entry,) = (
+            await house.client.get(f"{BASE}/{address}/messages", headers=house.admin)
+        ).json()
+        assert entry["is_read"] is is_read
+    assert heads[0] == heads[1]
+
+
 async def _unread(
     peers: contextlib.AsyncExitStack, port: int, path: str, token: dict[str, str]
 ) -> bytes:
