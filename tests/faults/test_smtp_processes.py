@@ -147,15 +147,16 @@ def test_where_there_is_one_process_none_is_started(tmp_path):
 
 
 def test_whom_a_process_refuses_its_relay_knows(tmp_path: Path) -> None:
-    """The process has the sessions, the relay answers for them."""
+    """With the name under which the sender has signed in there."""
     with RelayProcess(tmp_path / "var", env=TWO) as relay, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         with smtplib.SMTP(*relay.smtp, timeout=30) as session:
-            session.ehlo()
+            session.login("shop", "any")
             session.mail("a@shop.example")
             assert session.rcpt(address)[0] == 250
             assert session.rcpt(f"x{address}")[0] == 550
         shown = eventually_sync(
             lambda: api.get(f"/api/v1/mailboxes/{address}/refused").json(), "it is told"
         )
-        assert [(one["address"], one["why"]) for one in shown] == [(f"x{address}", "unknown")]
+        (one,) = shown
+        assert (one["address"], one["why"], one["login"]) == (f"x{address}", "unknown", "shop")
