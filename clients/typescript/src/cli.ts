@@ -4,7 +4,8 @@
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
  * standard error, and cannot drive who reads it (a terminal, CI), nor can standard output if it is a
- * terminal: control characters and commands are spelt.  No error has a token in it.  JSON has the
+ * terminal: control characters and commands are spelt.  Elsewhere `text` and `raw` are what the mail
+ * says, as it is; all else is inert there, too.  No error has a token in it.  JSON has the
  * names of the relay's own calls.  The exit code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to), 2 for a call that cannot be
  * meant, 3 where the relay refused or what answers is none, 4 where nothing answers.
  */
@@ -25,7 +26,7 @@ import {
   WaitTimeout,
 } from "./index.js";
 import { type MessageJson, described } from "./records.js";
-import { visible } from "./text.js";
+import { inALine, visible } from "./text.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
 
@@ -119,23 +120,23 @@ async function run(words: string[]): Promise<number> {
         domain: values.domain,
       });
       if (values.json) {
-        return print(JSON.stringify({ address: made.address, session_token: made.sessionToken }));
+        return print(inert({ address: made.address, session_token: made.sessionToken }));
       }
       if (made.sessionToken !== null) {
         console.error(
           "relay-client: an anonymous inbox; it can be read only with what --json prints",
         );
       }
-      return print(made.address);
+      return print(inALine(made.address));
     }
     case "wait":
-      return print(JSON.stringify(named(await waited(relay, rest, values))));
+      return print(inert(named(await waited(relay, rest, values))));
     case "code": {
       const { code, subject } = await waited(relay, rest, values);
-      return code === null ? missing(`no code in ${described(subject)}`) : print(code);
+      return code === null ? missing(`no code in ${described(subject)}`) : print(inALine(code));
     }
     case "link":
-      return print((await waited(relay, rest, values)).link(rest[1]));
+      return print(inertLink((await waited(relay, rest, values)).link(rest[1])));
     case "text": {
       const { text, html } = await waited(relay, rest, values);
       return print((text ?? html ?? "").trimEnd());
@@ -148,7 +149,7 @@ async function run(words: string[]): Promise<number> {
     case "messages": {
       const inbox = opened(relay, rest);
       const found = await (rest[1] === undefined ? inbox.messages() : inbox.search(rest[1]));
-      return print(JSON.stringify(found.map(named)));
+      return print(inert(found.map(named)));
     }
     case "send": {
       const { from, to, subject, text, html } = values;
@@ -234,6 +235,29 @@ function number(text: string, option: string): number {
   const found = Number(text);
   if (text === "" || !Number.isFinite(found)) throw new Usage(`${option} '${text}' is no number`);
   return found;
+}
+
+const COMMAND = /#(?=#(\[|vso\[|teamcity\[))/gi;
+const UNSEEN =
+  /[\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\udb40[\udc00-\udc7f]/g;
+
+/** As JSON that says the same, and in which no stranger's text drives a terminal or CI. */
+function inert(value: unknown): string {
+  return JSON.stringify(value)
+    .replace(COMMAND, "\\u0023")
+    .replace(UNSEEN, (found) =>
+      [...Array(found.length).keys()]
+        .map((at) => `\\u${found.charCodeAt(at).toString(16).padStart(4, "0")}`)
+        .join(""),
+    );
+}
+
+/** A link that leads to the same place, on one line, which drives neither. */
+function inertLink(link: string): string {
+  return link
+    .replace(/[\s\0-\x1f\ud800-\udfff]/gu, (one) => encodeURIComponent(one.replace(/\p{Cs}/u, "\ufffd")))
+    .replace(UNSEEN, encodeURIComponent)
+    .replace(/#(#(?:\[|vso\[|teamcity\[))/gi, (_, rest: string) => `#%23${rest.slice(1)}`);
 }
 
 function print(text: string): number {

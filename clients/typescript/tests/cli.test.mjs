@@ -134,6 +134,36 @@ test("a stranger's mail drives no terminal and no CI from standard error", async
   server.closeAllConnections();
 });
 
+test("a stranger's mail drives no terminal and no CI from standard output", async () => {
+  const evil = "##vso[task.x]##[error]\u009b31m\u202e\u{e0041}##TeamCity[x]";
+  const link = `https://shop.example/\n?a=${evil}`;
+  const message = {
+    ...{ id: "1", from_address: evil, to: evil, subject: evil, received_at: "2026-01-01T00:00:00Z" },
+    ...{ size: 1, body_text: evil, body_html: evil, otp: `1\n::error::${evil}`, links: [link] },
+    ...{ headers: { [evil]: evil }, attachments: [] },
+  };
+  const server = createServer(({ url }, response) =>
+    response.end(JSON.stringify(url?.includes("/wait?") ? message : [message])),
+  ).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const at = ["a@b", "--url", `http://127.0.0.1:${port}`];
+  const [wait, messages, found, code] = await Promise.all(
+    ["wait", "messages", "link", "code"].map(async (command) => {
+      const { out } = await relayClient([command, ...at]);
+      assert.doesNotMatch(out, /[\x9b\u202e]|\udb40|##vso\[|##\[|##teamcity\[|^\s*::|\n[^]/im, command);
+      return out;
+    }),
+  );
+  const said = JSON.parse(wait ?? "");
+  assert.deepEqual([said.subject, said.links, said.headers], [evil, [link], { [evil]: evil }]);
+  assert.deepEqual(JSON.parse(messages ?? ""), [said]);
+  assert.match(code ?? "", /^1\\n::error::/);
+  assert.equal(new URL(found?.trim() ?? "").host, "shop.example");
+  server.close();
+  server.closeAllConnections();
+});
+
 test("no error has what opens an inbox", async () => {
   const opens = '{"address":null,"session_token":"rs_secret"}';
   const calls = [
