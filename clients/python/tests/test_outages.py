@@ -20,7 +20,9 @@ from restarting import restartable
 from serving import serving
 from untrusted import plain, untrusted
 
-from relay_client import AsyncRelay, Refused, Relay, Unreachable, WaitTimeout
+from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
+from relay_client._connect import connection
+from relay_client._flows import InboxHandle
 from relay_client._text import quoted
 
 Tell = Callable[[str], None]
@@ -98,7 +100,40 @@ def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
         with pytest.raises(Refused) as refused:
             _CALLS[case["call"]](relay)
     said = f"200 unknown: no relay answered: {quoted(body[:10])}"
-    assert str(refused.value).startswith(said[:-1])
+    assert str(refused.value).startswith(case.get("error", said[:-1]))
+
+
+@pytest.mark.parametrize("case", CASES["urls"], ids=lambda case: str(case["url"]))
+def test_no_error_has_what_a_url_hides(case: dict[str, str]) -> None:
+    """What can be no relay's URL says so with its scheme and host, and with no more of it."""
+    with pytest.raises(RelayError) as error:
+        Relay(case["url"])
+    assert str(error.value) == case["error"]
+
+
+def test_no_repr_has_what_opens_anything() -> None:
+    """Of what a report of pytest's shows of the calls that have led to a failure."""
+    handle = InboxHandle("a@b.example", "rs_secret")
+    shown = [handle, handle.get("/messages"), connection("http://a.example", "rk_secret")]
+    assert "secret" not in repr(shown)
+
+
+@pytest.mark.parametrize("call", ["info", "outbound", "send"])
+def test_what_is_no_message_has_two_mebibytes_at_most(call: str) -> None:
+    """Read, small objects take thirty times as much memory as they have letters."""
+    body = "[" + "{}," * 700_000 + "{}]"
+    with _answers(_answer(200, body)) as (url, _), Relay(url, "x") as relay:
+        with pytest.raises(Refused, match="no relay answered: it says more than 2 MiB"):
+            _CALLS[call](relay)
+
+
+def test_where_null_comes_at_once_nobody_is_asked_without_a_rest() -> None:
+    """Some thousand times in a second, it was."""
+    with _answers(_answer(200, "null")) as (url, asked), Relay(url, "x") as relay:
+        with pytest.raises(WaitTimeout):
+            relay.mailbox("a@b").wait(timeout=0.4)
+    waits = [one for one in asked if b"/wait?" in one]
+    assert 2 < len(waits) < 10
 
 
 @pytest.mark.parametrize("case", CASES["problems"], ids=lambda case: str(case["error"]))

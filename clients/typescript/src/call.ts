@@ -165,6 +165,12 @@ export function noRelay({ status, headers, bytes, fault }: Answer, why = fault):
   return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
 }
 
+/** What is thrown where an answer is good and not what was asked for; no error has a token in it. */
+export function unlike(answer: Answer): Refused {
+  const said = new TextDecoder().decode(answer.bytes);
+  return noRelay(answer, said.includes('_token"') ? "what it says has a token in it" : undefined);
+}
+
 function retryAfter(headers: Headers): number {
   const seconds = Number(headers.get("Retry-After"));
   return seconds > 0 && seconds < Infinity ? seconds : 0;

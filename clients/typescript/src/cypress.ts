@@ -16,7 +16,7 @@
  */
 
 import { INBOX, LIST, MESSAGE_OR_NONE, REFUSED, type Shape } from "./answers.js";
-import { REPLY, RETRYABLE_STATUSES, noRelay, refused } from "./call.js";
+import { REPLY, RETRYABLE_STATUSES, refused, unlike } from "./call.js";
 import { DEFAULT_URL } from "./options.js";
 import {
   AttachmentData,
@@ -39,6 +39,7 @@ import {
   inWords,
   newMailbox,
   pathOf,
+  rests,
   waitable,
 } from "./waiting.js";
 
@@ -184,7 +185,7 @@ function call<T>(
             headers: new Headers(typeof leads === "string" ? { Location: leads } : {}),
             bytes: new TextEncoder().encode(said),
           };
-          throw good ? noRelay(answer) : refused(answer);
+          throw good ? unlike(answer) : refused(answer);
         });
     return once();
   });
@@ -212,7 +213,9 @@ function waitForMail({
   const at = inbox;
   const timeout = waitable(wanted.timeout ?? TIMEOUT);
   const deadline = Date.now() + timeout;
+  const rest = rests();
   const next = (): Chain<MessageData> => {
+    const began = Date.now();
     const part = Math.min(PART, Math.max(0, deadline - Date.now()));
     return call<MessageJson | null>({
       method: "GET",
@@ -226,7 +229,8 @@ function waitForMail({
       if (found) {
         return cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET);
       }
-      if (Date.now() < deadline) return next();
+      const now = Date.now();
+      if (now < deadline) return cy.wait(rest(now - began, deadline - began), QUIET).then(next);
       return call<EntryJson[]>({
         method: "GET",
         path: `${pathOf(at.address)}/messages`,

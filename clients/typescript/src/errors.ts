@@ -3,8 +3,9 @@
  *
  * All of it is a `RelayError`; each text says what was asked for and what came instead.  What others
  * have said is spelt in it where it could drive a terminal, or whoever runs CI (`visible`); other
- * properties have it as it was said.  An error's `name` is its class's, for whoever has two copies of
- * this package and so cannot ask `instanceof`.
+ * properties have it as it was said, and cannot be enumerated: Node.js and runners of tests print
+ * those that can.  An error's `name` is its class's, for whoever has two copies of this package and so
+ * cannot ask `instanceof`.
  */
 
 import { visible } from "./text.js";
@@ -16,6 +17,14 @@ export class RelayError extends Error {
   constructor(message: string, options?: ErrorOptions) {
     super(visible(message), options);
   }
+}
+
+/**
+ * Keep what others have said, as they said it, out of what Node.js and runners of tests print of an
+ * error beside its text: each property that is enumerable.
+ */
+export function hide(error: RelayError, ...names: string[]): void {
+  for (const name of names) Object.defineProperty(error, name, { enumerable: false });
 }
 
 /** The relay does not answer: it is not there, or went away and did not come back in time. */
@@ -74,6 +83,7 @@ export class WaitTimeout extends RelayError {
     super(
       `waited ${inSeconds(timeout)} s for ${wanted}; ${instead}${listed && `:${listed}`}${also}`,
     );
+    hide(this, "wanted", "instead", "others", "refused");
   }
 }
 
@@ -109,6 +119,7 @@ export class NotDelivered extends RelayError {
     readonly error: string | null,
   ) {
     super(`the message is ${status}, and will not be ${wanted}${error ? `: ${error}` : ""}`);
+    hide(this, "status", "error");
   }
 }
 

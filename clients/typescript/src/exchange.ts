@@ -17,9 +17,11 @@ import {
   RETRYABLE_STATUSES,
   bytesOf,
   noRelay,
+  unlike,
 } from "./call.js";
-import { Refused, RelayError, Unreachable } from "./errors.js";
+import { Refused, RelayError, Unreachable, hide } from "./errors.js";
 import { type RelayOptions, target } from "./options.js";
+import { inALine } from "./text.js";
 
 export type { Answer } from "./call.js";
 export type { RelayOptions } from "./options.js";
@@ -30,8 +32,14 @@ export const RETRY_TIMEOUT = 10_000;
 const GRACE = 5_000; // by which the answer to a wait may be late
 const WHOLE = 120_000; // until an answer has been read
 
+/**
+ * More than what is no message has, a list of two hundred of them included, in bytes; read, it takes
+ * many times as much at worst.
+ */
+const JSON_BYTES = 2 << 20;
+
 /** More than a message's texts, headers and links can have in JSON (a million characters each). */
-const JSON_BYTES = 32 << 20;
+export const MESSAGE_BYTES = 32 << 20;
 
 /** Ten times the largest message that a relay takes unless its operator allows more, in bytes. */
 export const RAW_BYTES = 256 << 20;
@@ -121,6 +129,10 @@ export class Exchange {
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
         if (error instanceof Refused) {
+          hide(error, "problem", "detail", "title"); // here, for the relay's page has no use for it
+          // Which Node.js prints even where it is hidden.
+          Object.defineProperty(error, "errors", { value: error.errors.map(inALine) });
+          hide(error, "errors");
           failure = error;
           repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
           rest = Math.max(pause, 1000 * error.retryAfter);
@@ -172,7 +184,7 @@ export function decoded(answer: Answer, shape: Shape): unknown {
   } catch {
     // Said below.
   }
-  throw noRelay(answer);
+  throw unlike(answer);
 }
 
 /** Rest for so many milliseconds. */

@@ -6,6 +6,7 @@
 import { isToken } from "./answers.js";
 import type { Target } from "./call.js";
 import { RelayError } from "./errors.js";
+import { quoted } from "./text.js";
 
 /** Where a relay is, unless it is said. */
 export const DEFAULT_URL = "http://127.0.0.1:8025";
@@ -42,7 +43,10 @@ function checkUrl(where: string): void {
     // Said below.
   }
   if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
-    throw new RelayError(`a relay's URL begins with http:// or https:// and a host: '${where}'`);
+    // No more than its scheme and host: where there is a user, that part may be a password.
+    const [found] = /^[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?=[:/?#]|$)|^[a-z0-9.-]+(?=:\d{1,5}$)/i.exec(where) ?? [];
+    const said = found && !where.includes("@") ? `: ${quoted(found)}` : "";
+    throw new RelayError(`a relay's URL begins with http:// or https:// and a host${said}`);
   }
   if (url.username || url.password) {
     throw new RelayError("a relay's URL has no user and no password: the token opens it");

@@ -18,6 +18,7 @@ import {
 import {
   type Answer,
   Exchange,
+  MESSAGE_BYTES,
   RAW_BYTES,
   type RelayOptions,
   type RepeatableRequest,
@@ -56,6 +57,7 @@ import {
   newMailbox,
   partOf,
   pathOf,
+  rests,
   waitable,
 } from "./waiting.js";
 
@@ -308,6 +310,7 @@ export class Inbox implements AsyncDisposable {
           : await this.#exchange.call({
               ...this.#request("GET", ""),
               path: ofAtMost(path, limit - entries.length),
+              most: MESSAGE_BYTES,
             });
       const page = decoded(answer, answers.LIST) as EntryJson[];
       entries.push(...page);
@@ -322,7 +325,7 @@ export class Inbox implements AsyncDisposable {
     }
     const found: Message[] = [];
     for (const entry of entries.slice(0, limit)) {
-      const one = this.#request("GET", ofMessage(entry.id));
+      const one = { ...this.#request("GET", ofMessage(entry.id)), most: MESSAGE_BYTES };
       const json = answers.MESSAGE(entry)
         ? (entry as WholeEntryJson)
         : await this.#exchange.json<MessageJson>(one, answers.MESSAGE);
@@ -334,9 +337,8 @@ export class Inbox implements AsyncDisposable {
   /** Asks for whole messages; a relay that does not know them, for what lists show. */
   async #firstPage(query: Query): Promise<Answer> {
     try {
-      return await this.#exchange.call(
-        this.#request("GET", "/messages", { ...query, whole: "true" }),
-      );
+      const whole = this.#request("GET", "/messages", { ...query, whole: "true" });
+      return await this.#exchange.call({ ...whole, most: MESSAGE_BYTES });
     } catch (error) {
       if (!(error instanceof Refused && error.problem === "unknown-parameter")) throw error;
     }
@@ -346,9 +348,12 @@ export class Inbox implements AsyncDisposable {
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
     const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
-      return { ...this.#request("GET", "/messages/wait", waitQuery(wanted, left)), longPoll: left };
+      const request = this.#request("GET", "/messages/wait", waitQuery(wanted, left));
+      return { ...request, longPoll: left, most: MESSAGE_BYTES };
     };
+    const rest = rests();
     for (;;) {
+      const began = performance.now();
       const found = await this.#exchange
         .json<MessageJson | null>(
           part,
@@ -361,7 +366,9 @@ export class Inbox implements AsyncDisposable {
           const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
           throw new RelayError(what, { cause: error });
         });
-      if (found !== null || performance.now() >= deadline) return found;
+      const now = performance.now();
+      if (found !== null || now >= deadline) return found;
+      await paused(rest(now - began, deadline - began));
     }
   }
 

@@ -60,6 +60,21 @@ export function waitQuery(wanted: WaitOptions, part: number): Record<string, str
   };
 }
 
+/**
+ * Says how long to rest, in milliseconds, after each part of a wait that has ended without mail: by how
+ * long that took, and how much was left of the wait as it began.  No relay ends a part much before its
+ * time, or not often; where it is done, nobody is asked without a rest.
+ */
+export function rests(): (took: number, left: number) => number {
+  let next = 50;
+  return (took, left) => {
+    if (took >= Math.min(PART, left) / 2) return 0;
+    const rest = Math.min(next, left - took);
+    next = Math.min(2 * next, 1_000);
+    return rest;
+  };
+}
+
 /** The same, if it is a time that can be waited for: one that never comes to its end is none. */
 export function waitable(milliseconds: number): number {
   if (typeof milliseconds !== "number" || !(milliseconds >= 0 && milliseconds < Infinity)) {

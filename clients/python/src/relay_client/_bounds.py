@@ -19,7 +19,11 @@ import httpx
 from relay_client._text import quoted
 
 LATE = "it takes too long"
-JSON_BYTES = 32 << 20
+JSON_BYTES = 2 << 20
+"""More than what is no message has, a list of two hundred of them included; read, it takes thirty
+times as much at worst."""
+
+MESSAGE_BYTES = 32 << 20
 """More than a message's texts, headers and links can have in JSON (a million characters each)."""
 
 RAW_BYTES = 256 << 20

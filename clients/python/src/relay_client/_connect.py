@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
-from typing import Any, NamedTuple, Union, cast
+from typing import Any, Union, cast
 from urllib.parse import urlsplit
 
 import httpx
 
 from relay_client._answers import is_token
+from relay_client._text import quoted
 from relay_client.errors import RelayError
 
 __tracebackhide__ = True  # a report of pytest's shows what a frame was called with: the token
@@ -26,12 +29,13 @@ def _version() -> str:
         return "0"
 
 
-class Connection(NamedTuple):
+@dataclass(frozen=True)
+class Connection:
     """A relay's URL, what opens it, and what both clients of httpx are made with."""
 
     url: str
-    token: str | None
-    arguments: dict[str, Any]
+    token: str | None = field(repr=False)
+    arguments: dict[str, Any] = field(repr=False)
 
 
 class FromEnvironment(Enum):
@@ -50,14 +54,7 @@ def connection(url: str | None, token: Token) -> Connection:
     if isinstance(token, FromEnvironment):
         token = os.environ.get(token.value)
     token = token or None
-    host = ""
-    try:
-        if urlsplit(url).scheme in {"http", "https"} and len(url.split()) == 1:
-            host = httpx.URL(url).host
-    except (ValueError, httpx.InvalidURL):
-        pass  # said below
-    if not host:
-        raise RelayError(f"a relay's URL begins with http:// or https:// and a host: {url!r}")
+    host = _host(url)
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
     headers["Accept-Encoding"] = "identity"  # what is packed may be a thousand times as much
     if token:
@@ -67,6 +64,26 @@ def connection(url: str | None, token: Token) -> Connection:
     # A proxy of the environment is not asked for what is on this machine.
     arguments = {"base_url": url, "headers": headers, "trust_env": not is_loopback(host)}
     return Connection(url.rstrip("/"), token, arguments)
+
+
+def _host(url: str) -> str:
+    """Return the host of a relay's URL; an error about it has no more than its scheme and host."""
+    host = ""
+    try:
+        parts = urlsplit(url)
+        if re.match("https?://[^/]", url, re.IGNORECASE) and len(url.split()) == 1:
+            _ = parts.port  # fails where it is none
+            if parts.hostname and "@" in parts.netloc:
+                raise RelayError("a relay's URL has no user and no password: the token opens it")
+            host = "" if "?" in url or "#" in url else httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL):
+        pass  # said below
+    if host:
+        return host
+    shown = r"[a-z][a-z0-9+.-]*://[a-z0-9.-]*(?=[:/?#]|$)|[a-z0-9.-]+(?=:[0-9]{1,5}$)"
+    found = re.match(shown, url, re.IGNORECASE)
+    said = f": {quoted(found[0])}" if found and found[0] and "@" not in url else ""
+    raise RelayError(f"a relay's URL begins with http:// or https:// and a host{said}")
 
 
 class _Jar(httpx.Cookies):

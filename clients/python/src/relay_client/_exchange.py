@@ -58,7 +58,7 @@ class ApiRequest:
     path: str
     params: Mapping[str, str | float] = field(default_factory=dict[str, str])
     body: object | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     long_poll: float | None = None
     """Seconds for which the relay may keep its answer back, if it is to."""
     idempotent: bool = True
@@ -75,7 +75,7 @@ class Answer:
 
     status: int
     headers: httpx.Headers
-    content: bytes
+    content: bytes = field(repr=False)
     fault: str | None = None
     """Why it is no relay's, where that is seen without reading it."""
 
@@ -182,7 +182,9 @@ def decoded(answer: Answer, shape: Shape) -> Any:
     """Return what a good answer says; `Refused` if that is no JSON, or no relay's."""
     found = _read(answer)
     if found is _UNREAD or not shape(found):
-        raise no_relay(answer)
+        # No error has a token in it.
+        opens = answer.fault is None and b'_token"' in answer.content
+        raise no_relay(answer, "what it says has a token in it" if opens else None)
     return found
 
 

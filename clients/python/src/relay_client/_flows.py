@@ -22,7 +22,7 @@ from typing import Union
 from urllib.parse import quote
 
 from relay_client import _answers
-from relay_client._bounds import RAW_BYTES
+from relay_client._bounds import JSON_BYTES, MESSAGE_BYTES, RAW_BYTES
 from relay_client._exchange import (
     Answer,
     ApiRequest,
@@ -50,6 +50,7 @@ CLOSES_WITHIN = 2.0
 
 _PART = 20.0  # s
 _OTHERS = 20  # lines of other mail in a failure
+_FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two parts that end at once
 _LISTS_WITHIN = 2.0  # s until they are there, or left out
 _PAGE = 200
 _SLIP = 3  # characters of an address that may differ
@@ -73,11 +74,21 @@ class InboxHandle:
         self.closed = False
 
     def get(
-        self, path: str, params: Params = MappingProxyType({}), long_poll: float | None = None
+        self,
+        path: str,
+        params: Params = MappingProxyType({}),
+        *,
+        long_poll: float | None = None,
+        most: int = JSON_BYTES,
     ) -> ApiRequest:
         """Return a call that reads."""
         return ApiRequest(
-            "GET", f"{self.path}{path}", params, headers=self.headers, long_poll=long_poll
+            "GET",
+            f"{self.path}{path}",
+            params,
+            headers=self.headers,
+            long_poll=long_poll,
+            most=most,
         )
 
     def get_raw(self, path: str) -> ApiRequest:
@@ -184,9 +195,12 @@ def _next(
 
     def part() -> ApiRequest:
         left = min(_PART, max(0.0, deadline - time.monotonic()))
-        return handle.get("/messages/wait", {**params, "timeout": round(left, 3)}, left)
+        query = {**params, "timeout": round(left, 3)}
+        return handle.get("/messages/wait", query, long_poll=left, most=MESSAGE_BYTES)
 
+    pause = _FIRST_PAUSE
     while True:
+        began = time.monotonic()
         try:
             found: JSON | None = yield from call_json(
                 part, _answers.MESSAGE_OR_NONE, max(deadline, time.monotonic() + 1.0)
@@ -197,8 +211,13 @@ def _next(
                 raise
             what = wanted(subject, sender, after)
             raise RelayError(f"the inbox was closed while {what} was waited for") from error
-        if found is not None or time.monotonic() >= deadline:
+        now = time.monotonic()
+        if found is not None or now >= deadline:
             return found
+        if now - began < min(_PART, deadline - began) / 2:
+            # No relay ends a part so early, or not often: nobody is asked without a rest.
+            yield Pause(min(pause, deadline - now))
+            pause = min(2 * pause, _LAST_PAUSE)
 
 
 def _deadline(seconds: float) -> float:
@@ -302,7 +321,9 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
             answer = yield from _first_page(handle, params)
         else:
             path = _of_at_most(following, limit - len(entries))
-            answer = yield from call(ApiRequest("GET", path, headers=handle.headers))
+            answer = yield from call(
+                ApiRequest("GET", path, headers=handle.headers, most=MESSAGE_BYTES)
+            )
         page: list[JSON] = decoded(answer, _answers.LIST)
         entries += page
         following = _following(answer)
@@ -317,7 +338,7 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
     found: list[JSON] = []
     for entry in entries[:limit]:
         if not _answers.MESSAGE(entry):
-            request = handle.get(_of_message(entry["id"]))
+            request = handle.get(_of_message(entry["id"]), most=MESSAGE_BYTES)
             entry = yield from call_json(request, _answers.MESSAGE)
         found.append(entry)
     return found
@@ -326,7 +347,8 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
 def _first_page(handle: InboxHandle, params: Params) -> Flow[Answer]:
     """Ask for whole messages; of a relay that does not know them, for what lists show."""
     try:
-        return (yield from call(handle.get("/messages", {**params, "whole": "true"})))
+        whole = handle.get("/messages", {**params, "whole": "true"}, most=MESSAGE_BYTES)
+        return (yield from call(whole))
     except Refused as refused:
         if refused.problem != "unknown-parameter":
             raise
