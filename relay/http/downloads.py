@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -47,6 +47,13 @@ async def once(content: T) -> AsyncGenerator[T, None]:
     yield content
 
 
+async def _each(
+    contents: Sequence[bytes | bytearray],
+) -> AsyncGenerator[bytes | bytearray, None]:
+    for content in contents:
+        yield content
+
+
 class Downloads:
     """What is on its way to clients, written piece by piece within a memory budget."""
 
@@ -59,6 +66,11 @@ class Downloads:
         if held is None:
             raise unavailable(_BUSY)
         return held
+
+    def grow(self, held: Reservation, size: int) -> None:
+        """Hold so much, if that is more; the 503 likewise."""
+        if not held.grow(size):
+            raise unavailable(_BUSY)
 
     async def json(
         self,
@@ -83,19 +95,31 @@ class Downloads:
                     amount = loaded + len(written)
                     if held is None and amount > UNHELD:
                         held = self.hold(owner, amount)
-                    elif held is not None and not held.grow(amount):
-                        raise unavailable(_BUSY)  # noqa: TRY301 - what is held goes back below
+                    elif held is not None:
+                        self.grow(held, amount)
         except BaseException:
             if held is not None:
                 held.release()
             raise
-        size = len(written)
-        if held is None or size <= UNHELD:
-            if held is not None:
-                held.release()
+        if held is None:
             return Response(bytes(written), headers=dict(headers), content_type=JSON)
+        return self.written([written], held, JSON, headers)
+
+    def written(
+        self,
+        contents: Sequence[bytes | bytearray],
+        held: Reservation,
+        content_type: str,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """Return what was written as a response; as much of `held` as it has is given back at its
+        end."""
+        size = sum(map(len, contents))
+        if size <= UNHELD:
+            held.release()
+            return Response(b"".join(contents), headers=dict(headers), content_type=content_type)
         held.shrink(size)
-        return self._sent(once(written), size, held, JSON, headers)
+        return self._sent(_each(contents), size, held, content_type, headers)
 
     def response(
         self,

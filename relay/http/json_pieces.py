@@ -25,28 +25,31 @@ SLICE = 0.001
 """Seconds for which pieces are written before others have their turn."""
 
 
-def json_pieces(value: Any) -> Iterator[bytes]:
+def json_pieces(value: Any, *, deep: bool = False) -> Iterator[bytes]:
     """The bytes of `json_bytes(value)`: of a list entry by entry, of what is long in pieces.
 
-    A list may be anything that is gone through once, and is made as it is written.
+    A list may be anything that is gone through once, and is made as it is written.  What is long
+    are texts and lists of an object itself; `deep`: of objects in it, too.
     """
     if isinstance(value, str) and len(value) > PIECE:
         yield b'"'
         for at in range(0, len(value), PIECE):
             yield json_bytes(value[at : at + PIECE])[1:-1]
         yield b'"'
-    elif isinstance(value, dict) and sum(map(_length, value.values())) > PIECE:
+    elif isinstance(value, dict) and (
+        any(map(_branches, value.values())) if deep else sum(map(_length, value.values())) > PIECE
+    ):
         before = b"{"
         for name, one in value.items():
             yield before + json_bytes(name) + b":"
-            yield from json_pieces(one)
+            yield from json_pieces(one, deep=deep)
             before = b","
         yield b"}"
     elif isinstance(value, Iterable) and not isinstance(value, (str, dict)):
         before = b"["
         for one in value:
             yield before
-            yield from json_pieces(one)
+            yield from json_pieces(one, deep=deep)
             before = b","
         yield b"[]" if before == b"[" else b"]"
     else:
@@ -65,3 +68,11 @@ async def in_turns(pieces: Iterator[bytes], slice_: float = SLICE) -> AsyncGener
 
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, (str, list, dict)) else 1
+
+
+def _branches(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) > PIECE
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(one, dict) for one in value[:1])
+    )

@@ -155,6 +155,20 @@ class House:
         )
 
 
+async def unread(
+    peers: contextlib.AsyncExitStack, port: int, path: str, credential: dict[str, str]
+) -> bytes:
+    """Ask for something, and read no more than the beginning of the answer."""
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost"]
+    lines += [f"{name}: {value}" for name, value in credential.items()]
+    peer = trio.SocketStream(trio.socket.socket())
+    await peers.enter_async_context(peer)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await peer.socket.connect(("127.0.0.1", port))
+    await peer.send_all("\r\n".join([*lines, "", ""]).encode())
+    return bytes(await peer.receive_some(12))
+
+
 NO_DNS = ("127.0.0.1", 9)
 """A server that is none: a test that needs one gives its own."""
 

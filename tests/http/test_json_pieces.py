@@ -30,6 +30,14 @@ def test_the_pieces_are_the_whole(value: Any) -> None:
     assert max(map(len, pieces)) <= 6 * PIECE
 
 
+def test_what_is_long_deep_inside_is_in_pieces_too() -> None:
+    """Texts of objects in objects, and in lists of those."""
+    value = {"Raw": {"To": []}, "MIME": {"Parts": [{"Body": "\x01" * 3 * PIECE, "MIME": None}]}}
+    pieces = list(json_pieces(value, deep=True))
+    assert b"".join(pieces) == json_bytes(value)
+    assert max(map(len, pieces)) <= 6 * PIECE
+
+
 def test_a_list_is_made_as_it_is_written() -> None:
     """Nothing of the second entry before the first is taken."""
     made = []

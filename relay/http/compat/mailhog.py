@@ -4,8 +4,10 @@ Promises
   * Paths, values and JSON are MailHog's; docs/switching.md says what differs, and what of its
     clients passes.
   * Whoever calls sees and deletes their own mail, the administrator all that there is.
-  * An answer holds `SHOWN` bytes of a message at most, and `AT_ONCE` of all: a longer message is
-    cut (`…/download` has all of it), and a list ends early.  MailHog sends it all, three times.
+  * An answer holds `SHOWN` bytes of a message at most, and has `AT_ONCE` itself: what is longer is
+    cut (`…/download` has all of a message), and a list ends early.  MailHog sends it all, three
+    times, and what is in parts of parts once more for each.
+  * What is made is held in memory within a budget until it was sent.
 
 Fails with 400 for a search of another kind than its three, and for one that looks for nothing; and
 with 400 and a sentence for what MailHog does and this relay does not: Jim, releasing by this way,
@@ -14,12 +16,12 @@ the stream of events.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from quart import Response
 
-from relay.http.compat.answers import bad, json_of_list
+from relay.http.compat.answers import bad
 from relay.http.compat.mailhog_json import message
 from relay.http.compat.shared import (
     MOST_ROWS,
@@ -29,18 +31,19 @@ from relay.http.compat.shared import (
     compat,
     not_there,
 )
-from relay.http.operations import Call
+from relay.http.json_pieces import json_pieces
+from relay.http.operations import Call, json_bytes
 from relay.http.problems import from_status
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
-from relay.mailboxes.mails import EVERYTHING, Criteria, Found
+from relay.mailboxes.mails import EVERYTHING, Criteria, Found, Mail
 from relay.mailboxes.query import Field, Term
 
 API = "/compat/mailhog/api"
 SHOWN = 1 << 20
 """Bytes of a message that are shown."""
 AT_ONCE = 4 << 20
-"""Bytes of messages that one answer shows, but for the first."""
+"""Bytes of the messages' JSON in one answer."""
 
 _JIM = "There is no Jim here: RELAY_SMTP__CHAOS=true has faults on demand."
 _RELEASE = (
@@ -61,40 +64,48 @@ def register(api: Api) -> None:
     callers = CallersMail(api)
     deps, mails = callers.deps, callers.mails
 
-    async def shown(call: Call, found: Found) -> list[dict[str, Any]]:
-        """As much of what was found as one answer holds."""
-        made: list[dict[str, Any]] = []
-        left = AT_ONCE
-        for mail in found.mails:
-            size = min(mail.entry.size, SHOWN)
-            left -= size
-            if made and left < 0:
-                break
-            held = callers.downloads.hold(callers.owner(call), 4 * size)
-            try:
+    async def answered(
+        call: Call,
+        found: Found,
+        before: Callable[[int], bytes] = lambda _: b"",
+        behind: bytes = b"",
+    ) -> Response:
+        """As much of what was found as one answer holds, separated by commas, between what is
+        written before so many and behind them."""
+        host, owner = deps.store.domains[0], callers.owner(call)
+        made: list[bytes] = []
+        length = 0
+        held = callers.downloads.hold(owner, 1)
+        try:
+            for mail in found.mails:
+                size = min(mail.entry.size, SHOWN)
+                if made and length + size > AT_ONCE:
+                    break
+                callers.downloads.grow(held, length + 4 * size)
                 raw = await callers.beginning(mail, SHOWN)
                 # Beside the loop: of a large one it takes a while.
-                work = partial(message, mail, raw, deps.store.domains[0])
-                made.append(await callers.apart(call, work) if size > _LONG else work())
-            finally:
-                held.release()
-        return made
-
-    async def written(call: Call, found: Found, value: Any) -> Response:
-        """What is shown of mail as JSON, written beside the loop where it is much."""
-        write = partial(json_of_list, value, "text/json")
-        long = sum(mail.entry.size for mail in found.mails) > _LONG
-        return await callers.apart(call, write) if long else write()
+                work = partial(_written, mail, raw, host)
+                one = await callers.apart(call, work) if size > _LONG else work()
+                if made and length + len(one) > AT_ONCE:
+                    break
+                made += [b",", one] if made else [one]
+                length += len(one)
+                callers.downloads.grow(held, length)
+        except BaseException:
+            held.release()
+            raise
+        count = (len(made) + 1) // 2
+        return callers.downloads.written([before(count), *made, behind], held, "text/json")
 
     async def listed(call: Call, criteria: Criteria) -> Response:
         window: Window = call.query
         found = await callers.search(call, criteria, window.at, window.rows)
-        items = await shown(call, found)
-        return await written(
-            call,
-            found,
-            {"total": found.count, "count": len(items), "start": window.at, "items": items},
-        )
+
+        def before(count: int) -> bytes:
+            counts = {"total": found.count, "count": count, "start": window.at}
+            return json_bytes(counts)[:-1] + b',"items":['
+
+        return await answered(call, found, before, b"]}")
 
     @api.add("GET", f"{API}/v2/messages", compat("mailhogMessages", "read", query=Window))
     async def list_(call: Call) -> Response:
@@ -112,7 +123,7 @@ def register(api: Api) -> None:
     @api.add("GET", f"{API}/v1/messages", compat("mailhogAll", "read"))
     async def all_(call: Call) -> Response:
         found = await callers.search(call, EVERYTHING, 0, MOST_ROWS)
-        return await written(call, found, await shown(call, found))
+        return await answered(call, found, lambda _: b"[", b"]")
 
     @api.add("DELETE", f"{API}/v1/messages", compat("mailhogDeleteAll", "send"))
     async def delete_all(call: Call) -> Response:
@@ -123,8 +134,7 @@ def register(api: Api) -> None:
     @api.add("GET", f"{API}/v1/messages/<message_id>", compat("mailhogMessage", "read"))
     async def show(call: Call, message_id: str) -> Response:
         mail = await callers.find(call, message_id)
-        found = Found([mail], 1, 0)
-        return await written(call, found, (await shown(call, found))[0])
+        return await answered(call, Found([mail], 1, 0))
 
     @api.add("DELETE", f"{API}/v1/messages/<message_id>", compat("mailhogDelete", "send"))
     async def delete(call: Call, message_id: str) -> Response:
@@ -157,6 +167,20 @@ def register(api: Api) -> None:
 
 
 _LONG = 1 << 16  # bytes; a shorter one is taken apart in a millisecond
+
+
+def _written(mail: Mail, raw: bytes, host: str) -> bytes:
+    """A message as JSON; where that is more than an answer holds, as much of its beginning as it
+    does."""
+    while True:
+        written = bytearray()
+        for piece in json_pieces(message(mail, raw, host), deep=len(raw) > _LONG):
+            written += piece
+            if len(written) > AT_ONCE and raw:
+                break
+        else:
+            return bytes(written)
+        raw = raw[: len(raw) // 2]
 
 
 def _nothing() -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import replace
@@ -15,13 +16,15 @@ from websocket import WebSocketBadStatusException
 
 from relay.db.pool import Pool
 from relay.http.app import COMPAT
+from relay.http.compat import mailhog
 from relay.http.compat.shared import Window
 from relay.http.operations import Access
 from relay.http.routing import Api, Route
 from relay.ids import new_ids
 from relay.mailboxes.accept import insert_one
 from relay.metrics import registry
-from tests.http.conftest import SMALL, House, open_house
+from tests.eventually import eventually
+from tests.http.conftest import SMALL, House, open_house, unread
 from tests.http.resources.test_all_messages import mailbox_of
 from tests.http.resources.test_streams import connect, in_thread
 from tests.http.test_gate import MISSING, inert
@@ -251,6 +254,51 @@ async def test_a_mail_to_several_is_one(house: House):
         "DELETE", f"{MAILPIT}/messages", json={"IDs": [first[1]]}, headers=house.admin
     )
     assert [one["ID"] for one in (await listed(house, house.admin))["messages"]] == [again]
+
+
+def nested(levels: int, length: int) -> bytes:
+    """Parts in parts, of control characters, which are six bytes each in JSON."""
+    inner = "Content-Type: text/plain\r\n\r\n" + "\x01" * length
+    for level in range(levels):
+        kind = f"Content-Type: multipart/mixed; boundary=b{level}\r\n\r\n"
+        inner = f"{kind}--b{level}\r\n{inner}\r\n--b{level}--\r\n"
+    return f"Subject: nested\r\nMIME-Version: 1.0\r\n{inner}".encode()
+
+
+async def test_mailhogs_answer_is_bounded_by_its_own_size(house: House):
+    """Whatever its parts in parts make of a message: a list ends early, one alone is cut."""
+    address, _ = await house.mailbox()
+    for length in (50_000, 50_000, 50_000, 900_000):
+        await house.deliver(address, nested(5, length))
+        listed = await house.client.get(f"{MAILHOG}/v2/messages", headers=house.admin)
+        assert len(listed.content) <= mailhog.AT_ONCE + 200
+    found = listed.json()
+    assert (found["total"], found["count"], len(found["items"])) == (4, 1, 1)
+    (shown,) = found["items"]
+    assert 0 < shown["Raw"]["Data"].count("\x01") < 900_000
+    alone = await house.client.get(f"{MAILHOG}/v1/messages/{shown['ID']}", headers=house.admin)
+    assert alone.json() == shown
+    second = await house.client.get(f"{MAILHOG}/v2/messages?start=1", headers=house.admin)
+    assert [one["Raw"]["Data"].count("\x01") for one in second.json()["items"]] == [50_000]
+
+
+async def test_mailhogs_answer_is_held_until_it_was_sent(database_url: str, pool: Pool):
+    """Who does not read it has a quarter of the memory that there is for such answers."""
+    limits = replace(SMALL, download_bytes=128 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        key = await house.key("read", "send")
+        address = await mailbox_of(house, key)
+        await house.deliver(address, nested(2, 150_000))
+        path = f"{MAILHOG}/v2/messages"
+        async with contextlib.AsyncExitStack() as peers:
+            answers = [await unread(peers, house.port, path, key) for _ in range(3)]
+            assert answers == [b"HTTP/1.1 200"] * 2 + [b"HTTP/1.1 503"]
+            assert (await house.client.get(path, headers=house.admin)).status_code == 200
+        await eventually(
+            lambda: house.client.get(path, headers=key),
+            "it is given again",
+            until=lambda answer: answer.status_code == 200,
+        )
 
 
 async def test_mail_is_there_right_after_its_250(house: House):

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import os
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import trio
 from relay.db.pool import Pool
 from relay.mailboxes.messages import Messages
 from tests.eventually import eventually
-from tests.http.conftest import LETTER, SMALL, House, open_house
+from tests.http.conftest import LETTER, SMALL, House, open_house, unread
 
 BASE = "/api/v1/mailboxes"
 
@@ -236,7 +235,7 @@ async def test_slow_readers_keep_nobody_from_reading(database_url: str, pool: Po
         wanted = await house.deliver(address, raw, parse=False)
         path = f"{BASE}/{address}/messages/{wanted}/raw"
         async with contextlib.AsyncExitStack() as peers:
-            answers = [await _unread(peers, house.port, path, token) for _ in range(5)]
+            answers = [await unread(peers, house.port, path, token) for _ in range(5)]
             assert answers == [b"HTTP/1.1 200"] * 4 + [b"HTTP/1.1 503"]
             shown = await house.client.get(path, headers=house.admin)
             assert shown.content == raw
@@ -266,7 +265,7 @@ async def test_large_json_is_held_until_it_was_sent(database_url: str, pool: Poo
         wanted = await house.deliver(address, CONTROLS)
         path = path.format(address=address, id=wanted)
         async with contextlib.AsyncExitStack() as peers:
-            answers = [await _unread(peers, house.port, path, token) for _ in range(5)]
+            answers = [await unread(peers, house.port, path, token) for _ in range(5)]
             assert answers == [b"HTTP/1.1 200"] * 4 + [b"HTTP/1.1 503"]
             shown = await house.client.get(path, headers=house.admin)
             assert shown.headers["Content-Length"] == str(len(shown.content))
@@ -280,7 +279,7 @@ async def test_large_json_is_held_until_it_was_sent(database_url: str, pool: Poo
 
 
 @pytest.mark.parametrize("path", ["{id}", "?whole=true&q=is:unread"])
-async def test_what_there_is_no_room_for_stays_unread(database_url: str, pool: Pool, path: str):
+async def test_what_there_is_no_room_for_staysunread(database_url: str, pool: Pool, path: str):
     """And is marked once it could be given."""
     limits = replace(SMALL, download_bytes=4 << 20)
     async with open_house(database_url, pool, limits) as house:
@@ -288,7 +287,7 @@ async def test_what_there_is_no_room_for_stays_unread(database_url: str, pool: P
         base = f"{BASE}/{address}/messages"
         held = f"{base}/{await house.deliver(address, CONTROLS)}"
         async with contextlib.AsyncExitStack() as peers:
-            assert await _unread(peers, house.port, held, token) == b"HTTP/1.1 200"
+            assert await unread(peers, house.port, held, token) == b"HTTP/1.1 200"
             wanted = await house.deliver(address, CONTROLS)
             url = f"{base}/{path.format(id=wanted)}".replace("/?", "?")
             refused = await house.client.get(url, headers=token)
@@ -329,20 +328,6 @@ async def test_head_marks_nothing_read(house: House, path: str, raw: bytes):
         ).json()
         assert entry["is_read"] is is_read
     assert heads[0] == heads[1]
-
-
-async def _unread(
-    peers: contextlib.AsyncExitStack, port: int, path: str, token: dict[str, str]
-) -> bytes:
-    """Ask for something, and read no more than the beginning of the answer."""
-    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n"
-    head += f"X-Session-Token: {token['X-Session-Token']}\r\n\r\n"
-    peer = trio.SocketStream(trio.socket.socket())
-    await peers.enter_async_context(peer)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    await peer.socket.connect(("127.0.0.1", port))
-    await peer.send_all(head.encode())
-    return bytes(await peer.receive_some(12))
 
 
 async def test_a_message_that_is_deleted_while_it_is_read_ends_short(
