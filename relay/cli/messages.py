@@ -22,6 +22,7 @@ from relay.cli.options import token_from
 
 _CHECK_TIMEOUT = 60.0  # s; the message is read, and the DNS asked, each within limits
 _COLOURS = {"pass": "green", "fail": "red", "error": "red", "warning": "yellow"}
+_OTHERS = 5  # messages that a wait in vain names
 _LOOK_EVERY = 2.0  # seconds at most until a mailbox that was just made is found
 WAIT_STEP = 30.0  # seconds one call waits; longer waits are several calls
 
@@ -119,7 +120,7 @@ def list_(
         "from": entries.cell("from_address"),
         "subject": entries.cell("subject"),
         "size": lambda item: output.size(item["size"]),
-        "": lambda item: ("", "") if item["is_read"] else ("new", "green"),
+        "state": lambda item: "read" if item["is_read"] else ("new", "green"),
     }
     rows = [[cell(item) for cell in columns.values()] for item in found]
     spare = ("size", "tags", "mailbox") if address is None else ("size",)
@@ -447,10 +448,26 @@ def wait(
         # Mailboxes that are captured are the administrator's.
         message = await_message(api, address, timeout, captured=token is None, **filters)
     if message is None:
-        output.note(f"relay: No message came to {where} within {timeout:g} s.")
+        others = "" if address is None else _others(api, address)
+        output.note(f"relay: No message came to {where} within {timeout:g} s{others or '.'}")
         return exits.REFUSED
     present(message, as_json)
     return exits.OK
+
+
+def _others(api: Api, address: str) -> str:
+    """Say which messages a mailbox has, where none of them was waited for."""
+    found = list(api.pages(path_of(address), limit=_OTHERS + 1))
+    if not found:
+        return ""
+    some = "1 other is there" if len(found) == 1 else f"{len(found)} others are there"
+    many = f"others are there, the newest {_OTHERS}"
+    lines = [
+        f"\n  {output.moment(one['received_at'])} from {output.line(one['from_address']) or '<>'}: "
+        f"{output.line(one['subject']) or '(no subject)'}"
+        for one in found[:_OTHERS]
+    ]
+    return f"; {many if len(found) > _OTHERS else some}:{''.join(lines)}"
 
 
 def await_message(

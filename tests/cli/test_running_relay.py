@@ -115,7 +115,8 @@ def test_a_message_is_waited_for_listed_shown_and_fetched(relay: RelayProcess) -
 
     listed = text(relay, "messages", "list", address)
     assert identity in listed
-    assert "new" in listed.splitlines()[1]
+    assert listed.splitlines()[0].split()[-1].lower() == "state"
+    assert listed.splitlines()[1].split()[-1] == "new"
     assert document(relay, "messages", "list", address, "--query", "493817")[0]["id"] == identity
     assert document(relay, "messages", "list", address, "--query", "nothing like it") == []
 
@@ -188,6 +189,18 @@ def test_waiting_in_vain_is_1_and_says_why(relay: RelayProcess) -> None:
     done = run(relay, "messages", "wait", address, "--timeout", "0.2")
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.decode() == f"relay: No message came to {address} within 0.2 s.\n"
+    deliver(relay, address, b"Subject: Welcome\r\n\r\nHello\r\n")
+    wanted = ("--subject", "Reset", "--timeout", "0.2")
+    done = run(relay, "messages", "wait", address, *wanted)
+    first, line = done.stderr.decode().splitlines()
+    assert first == f"relay: No message came to {address} within 0.2 s; 1 other is there:"
+    assert re.fullmatch(r"  20\d\d-\S+ [\d:]+ from \S+: Welcome", line), line
+    for number in range(6):
+        deliver(relay, address, b"Subject: %d\r\n\r\nHello\r\n" % number)
+    done = run(relay, "messages", "wait", address, *wanted)
+    first, *lines = done.stderr.decode().splitlines()
+    assert first.endswith("; others are there, the newest 5:")
+    assert [line[-1] for line in lines] == ["5", "4", "3", "2", "1"]
 
 
 def test_waiting_ends_when_the_mailbox_does(relay: RelayProcess) -> None:
