@@ -314,11 +314,27 @@ def test_an_inbox_ends_with_its_block(relay: Relay) -> None:
         assert inbox.messages() == []
     with pytest.raises(Refused, match="404 mailbox-not-found"):
         relay.mailbox(address).wait(timeout=5)
-    with pytest.raises(RelayError, match=r"^the inbox was closed while any mail was waited for$"):
+    with pytest.raises(RelayError, match=r"^the inbox was closed before any mail was waited for$"):
         inbox.wait(timeout=5)
     inbox.close()  # twice does no harm, unless one wants to know
     with pytest.raises(Refused, match="404 mailbox-not-found"):
         inbox.close(strict=True)
+
+
+@pytest.mark.parametrize(("ttl", "minutes"), [(5, 5), (120, 60)])
+def test_an_inbox_says_when_it_ends(relay: Relay, ttl: float, minutes: float) -> None:
+    """Which is no later than its plan allows; of one that was there already it is not known."""
+    with Relay(relay.url, None) as anonymous, anonymous.inbox(ttl=ttl) as inbox:
+        assert inbox.expires_at is not None
+        left = inbox.expires_at - datetime.now(timezone.utc)
+        assert minutes - 1 < left.total_seconds() / 60 < minutes + 1
+        assert anonymous.mailbox(inbox.address).expires_at is None
+
+
+def test_a_state_that_no_message_has_is_refused_at_once(relay: Relay) -> None:
+    """Before anything is asked: a mistyped one would never come."""
+    with pytest.raises(RelayError, match=r"^'snt' is no state of a message: .* queued, .*, held$"):
+        relay.outbound("gone").wait("snt")
 
 
 def test_a_wait_ends_when_its_inbox_is_closed(relay: Relay) -> None:

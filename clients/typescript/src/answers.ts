@@ -63,7 +63,7 @@ const fields: Shape = (value) =>
     (one) => text(one) || (texts(one) && (one as unknown[]).length > 0),
   );
 
-export const INBOX = record({ address: isAddress, session_token: maybeToken });
+export const INBOX = record({ address: isAddress, session_token: maybeToken, expires_at: time });
 
 export const LIST = every(
   record({ id, from_address: maybeText, subject: maybeText, received_at: time }),

@@ -1,6 +1,7 @@
 /** What the fixtures of each test runner are made of. */
 
-import { Refused, RelayError } from "./errors.js";
+import { Refused, RelayError, Unreachable } from "./errors.js";
+import { DEFAULT_URL } from "./options.js";
 import { type Inbox, type InboxOptions, LOGINS, type Message, type Relay } from "./relay.js";
 import { visible } from "./text.js";
 import { FIXTURE_TTL } from "./waiting.js";
@@ -17,9 +18,56 @@ export async function inboxOf(
   { keep, ...wanted }: FixtureInboxOptions,
   test: string,
 ): Promise<Inbox> {
-  const inbox = await relay.inbox(keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL });
+  const options = keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL };
+  const inbox = await asked(relay, () => relay.inbox(options));
   LOGINS.set(inbox, loginOf(test));
   return inbox;
+}
+
+const WHERE =
+  "RELAY_URL (and RELAY_TOKEN) say where the relay is and what opens it; " +
+  `without RELAY_URL it is looked for at ${DEFAULT_URL}`;
+const BACK = 500; // milliseconds in which a relay answers that did not before
+
+/** Why relays, by their URLs, did not answer this process: each is waited for once. */
+const away = new Map<string, string>();
+
+/**
+ * Ask for what a test cannot do without.  What fails it for want of a relay, or of what opens that,
+ * names the variables and has no frames, which would all be of this package; and the next test that
+ * wants the same relay fails at once, unless that is there by then.
+ */
+async function asked<T>(relay: Relay, call: () => Promise<T>): Promise<T> {
+  const before = away.get(relay.url);
+  if (before !== undefined && !(await answers(relay.url))) throw frameless(new Unreachable(before));
+  away.delete(relay.url);
+  try {
+    return await call();
+  } catch (error) {
+    if (error instanceof Unreachable) {
+      const why = `${error.message}\n${WHERE}`;
+      away.set(relay.url, why);
+      throw frameless(new Unreachable(why));
+    }
+    if (error instanceof Refused && (error.status === 401 || error.problem === "unknown")) {
+      error.message += `\n${WHERE}`;
+      throw frameless(error);
+    }
+    throw error;
+  }
+}
+
+async function answers(url: string): Promise<boolean> {
+  const signal = AbortSignal.timeout(BACK);
+  return fetch(url, { method: "HEAD", redirect: "manual", signal }).then(
+    () => true,
+    () => false,
+  );
+}
+
+function frameless<E extends Error>(error: E): E {
+  error.stack = `${error.name}: ${error.message}`;
+  return error;
 }
 
 /** Where an application hands over its mail, in clear. */
@@ -37,13 +85,15 @@ export interface SmtpServer {
 
 /** Where the application under this test is to send; asks the relay, which needs a token. */
 export async function smtpServerOf(relay: Relay, test: string): Promise<SmtpServer> {
-  const { smtp, starttls, capture } = await relay.info().catch((error: unknown) => {
-    if (!(error instanceof Refused && error.status === 401)) throw error;
-    const needed =
-      "smtpServer asks the relay where it takes mail: set RELAY_TOKEN to a key of it " +
-      "(relay key create --owner tests --scope read,send)";
-    throw new RelayError(needed, { cause: error });
-  });
+  const { smtp, starttls, capture } = await asked(relay, () => relay.info()).catch(
+    (error: unknown) => {
+      if (!(error instanceof Refused && error.status === 401)) throw error;
+      const needed =
+        "smtpServer asks the relay where it takes mail: set RELAY_TOKEN to a key of it " +
+        "(relay key create --owner tests --scope read,send)";
+      throw frameless(new RelayError(needed, { cause: error }));
+    },
+  );
   const found = /^\[?(.*?)\]?:(\d+)$/.exec(smtp ?? "");
   if (!found) throw new RelayError("this relay takes no mail by SMTP");
   const [, told = "", port = ""] = found;

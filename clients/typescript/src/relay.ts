@@ -72,6 +72,10 @@ const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are lef
 const FIRST_LOOK = 20; // between two looks at what was sent
 const LAST_LOOK = 500;
 const ENDS = new Set(["sent", "failed", "bounced", "cancelled"]);
+const STATES: readonly OutboundEntry["status"][] = [
+  ...(["queued", "processing", "sent", "failed"] as const),
+  ...(["bounced", "cancelled", "held"] as const),
+];
 
 // Where there is none (Node.js before 18.18) this is the one that compilers put in its place.
 const asyncDispose: typeof Symbol.asyncDispose =
@@ -136,7 +140,8 @@ export class Relay implements AsyncDisposable {
       { method: "POST", path: "/api/v1/mailboxes", body: newMailbox(wanted), idempotent: false },
       answers.INBOX,
     );
-    return new Inbox(this.#exchange, made.address, made.session_token, true);
+    const endsAt = new Date(made.expires_at);
+    return new Inbox(this.#exchange, made.address, made.session_token, true, endsAt);
   }
 
   /**
@@ -214,15 +219,26 @@ export class Inbox implements AsyncDisposable {
   readonly address: string;
   /** What opens an anonymous inbox; null where the relay's token does. */
   readonly sessionToken: string | null;
+  /** When it ends, of one that was made here: the plan may allow less than was asked for. */
+  readonly expiresAt: Date | null;
+  /** For how many milliseconds `wait` and `waitMany` wait at most unless that is said. */
+  timeout = TIMEOUT;
   readonly #exchange: Exchange;
   readonly #owned: boolean;
   #closed = false;
 
   /** Made by `relay.inbox()` or `relay.mailbox()`. */
-  constructor(exchange: Exchange, address: string, sessionToken: string | null, owned: boolean) {
+  constructor(
+    exchange: Exchange,
+    address: string,
+    sessionToken: string | null,
+    owned: boolean,
+    expiresAt: Date | null = null,
+  ) {
     this.#exchange = exchange;
     this.address = address;
     this.sessionToken = sessionToken;
+    this.expiresAt = expiresAt;
     this.#owned = owned;
   }
 
@@ -249,7 +265,7 @@ export class Inbox implements AsyncDisposable {
 
   /** The oldest message that matches, as soon as there is one; `WaitTimeout` if none comes. */
   async wait(wanted: WaitOptions = {}): Promise<Message> {
-    const timeout = waitable(wanted.timeout ?? TIMEOUT);
+    const timeout = waitable(wanted.timeout ?? this.timeout);
     const found = await this.#next(wanted, performance.now() + timeout);
     if (found === null) throw await this.#inVain(inWords(wanted), timeout);
     return new Message(this.#reader, found);
@@ -268,7 +284,7 @@ export class Inbox implements AsyncDisposable {
     if (!Number.isInteger(count) || count < 0) {
       throw new RelayError(`so many messages cannot be waited for: ${String(count)}`);
     }
-    const timeout = waitable(wanted.timeout ?? TIMEOUT);
+    const timeout = waitable(wanted.timeout ?? this.timeout);
     const deadline = performance.now() + timeout;
     const found: Message[] = [];
     while (found.length < count) {
@@ -346,6 +362,9 @@ export class Inbox implements AsyncDisposable {
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
+    if (this.#closed) {
+      throw new RelayError(`the inbox was closed before ${inWords(wanted)} was waited for`);
+    }
     const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
       const request = this.#request("GET", "/messages/wait", waitQuery(wanted, left));
@@ -541,6 +560,10 @@ export class Outbound {
     { timeout = TIMEOUT }: { timeout?: number } = {},
   ): Promise<void> {
     const deadline = performance.now() + waitable(timeout);
+    if (!STATES.includes(status)) {
+      const known = STATES.join(", ");
+      throw new RelayError(`${quoted(String(status))} is no state of a message: it is one of ${known}`);
+    }
     for (let pause = FIRST_LOOK; ; pause = Math.min(2 * pause, LAST_LOOK)) {
       const found = await this.#entry(Math.max(deadline, performance.now() + 1_000));
       if (found.status === status) return;

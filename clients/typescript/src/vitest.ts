@@ -8,7 +8,7 @@
  * | `inbox` | an inbox of this test alone, which ends with it |
  * | `smtpServer` | where the application is to send; asks for a token |
  * | `relay` | the client |
- * | `inboxOptions`, `relayOptions` | what these are made with, to be set by `test.extend` |
+ * | `inboxOptions`, `relayOptions` | what these are made with: `base.extend({ ...fixtures, … })` |
  *
  * What came to the inbox of a test that failed is printed beside its failure.
  */
@@ -24,6 +24,7 @@ import {
 } from "./fixtures.js";
 import { type Inbox, Relay } from "./relay.js";
 import { inALine } from "./text.js";
+import { TIMEOUT } from "./waiting.js";
 
 export { expect } from "vitest";
 export type { SmtpServer };
@@ -41,7 +42,15 @@ export interface RelayFixtures {
 
 /** The part of a test's context that is used here. */
 interface Context {
-  task: { name: string; result?: { state: string } | undefined };
+  task: { name: string; timeout?: number; result?: { state: string } | undefined };
+}
+
+const ENDS = 5_000; // milliseconds after which Vitest ends a test; older ones do not say
+const MARGIN = 1_000; // for what else a test does
+
+/** For how long a test's inbox waits: its failure says what was waited for if that is less. */
+function patience({ timeout = ENDS }: Context["task"]): number {
+  return timeout > 0 ? Math.min(TIMEOUT, Math.max(timeout - MARGIN, timeout / 2)) : TIMEOUT;
 }
 
 type Use<T> = (value: T) => Promise<void>;
@@ -65,6 +74,7 @@ export const fixtures = {
     use: Use<Inbox>,
   ): Promise<void> => {
     const inbox = await inboxOf(relay, inboxOptions, task.name);
+    inbox.timeout = patience(task);
     await use(inbox);
     if (task.result?.state === "fail") {
       console.error(`Mail to ${inALine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);

@@ -39,7 +39,7 @@ export interface Wanted {
 }
 
 export interface WaitOptions extends Wanted {
-  /** For how long at most, in milliseconds; 10,000 unless said. */
+  /** For how long at most, in milliseconds; the inbox's `timeout` (10,000) unless said. */
   timeout?: number | undefined;
 }
 

@@ -649,6 +649,37 @@ test("a call of a client that is closed fails, one that is under way, too", asyn
   await relay.mailbox(inbox.address).close();
 });
 
+test("an inbox says when it ends, which is no later than its plan allows", async () => {
+  const anonymous = new Relay({ token: null });
+  for (const [ttl, minutes] of /** @type {[number, number][]} */ ([
+    [5, 5],
+    [120, 60],
+  ])) {
+    const inbox = await anonymous.inbox({ ttl });
+    const left = (Number(inbox.expiresAt) - Date.now()) / 60_000;
+    assert.ok(left > minutes - 1 && left < minutes + 1, `${ttl}: ${left}`);
+    await inbox.close();
+  }
+  assert.equal(relay.mailbox("a@relay.localhost").expiresAt, null);
+});
+
+test("an inbox that was closed is not waited for", async () => {
+  const inbox = await relay.inbox();
+  await inbox.close();
+  const why = /^RelayError: the inbox was closed before 'Reset' was waited for$/;
+  await assert.rejects(inbox.wait({ subject: "Reset" }), why);
+  await assert.rejects(inbox.waitMany(1, { subject: "Reset" }), why);
+});
+
+test("a state that no message has is refused before anything is asked", async () => {
+  const nowhere = new Relay({ fetch: () => assert.fail("asked") });
+  const status = /** @type {any} */ ("snt");
+  await assert.rejects(
+    nowhere.outbound("1").wait(status),
+    /^RelayError: 'snt' is no state of a message: it is one of queued, .*, sent, .*held$/,
+  );
+});
+
 test("a wait ends when its inbox is closed", async () => {
   const inbox = await relay.inbox();
   const waits = assert.rejects(
@@ -1003,7 +1034,8 @@ test("a server that hangs up is asked again, unless that could make something tw
 test("a relay that is not there yet is waited for, even by what could make something twice", async () => {
   const server = createServer((_, response) => {
     response.writeHead(201, { "Content-Type": "application/json" });
-    response.end(JSON.stringify({ address: "a@b.example", session_token: "rs_1" }));
+    const made = { address: "a@b.example", session_token: "rs_1" };
+    response.end(JSON.stringify({ ...made, expires_at: "2030-01-01T00:00:00Z" }));
   });
   server.listen(0, "127.0.0.1");
   await once(server, "listening");

@@ -286,7 +286,8 @@ for (const { status, headers, body, error } of cases.no_relay) {
 }
 
 test("an address that is in no path ends no other test", async () => {
-  const body = '{"address":"\\ud800@b","session_token":null}';
+  const body =
+    '{"address":"\\ud800@b","session_token":null,"expires_at":"2030-01-01T00:00:00Z"}';
   await at(
     (_, response) => response.writeHead(201, { "Content-Type": "application/json" }).end(body),
     () => assert.rejects(asATest(() => cy.relayInbox()), /^Refused: 201 unknown: no relay answered/),

@@ -54,7 +54,7 @@ def test_it_is_imported_and_required(run: Run, clean: Path) -> None:
 
 def test_the_readmes_program_runs(run: Run, clean: Path) -> None:
     """As it stands there; what its comments say is printed is printed."""
-    program = PROGRAMS["client"].replace("await using", "const")  # which node does not know yet
+    program = PROGRAMS["client"]
     (clean / "client.mjs").write_text(program)
     said = run("node", "client.mjs", folder=clean).stdout
     for line in program.splitlines():

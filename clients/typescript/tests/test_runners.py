@@ -57,6 +57,22 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
 """
+_VITEST_IN_VAIN = """
+import { test } from "relay-client/vitest";
+
+test("in vain", async ({ inbox }) => { await inbox.wait(); });
+"""
+_VITEST_AWAY = """
+import { test as base } from "vitest";
+import { fixtures } from "relay-client/vitest";
+
+const away = base.extend({ ...fixtures, relayOptions: { url: "http://127.0.0.1:1" } });
+away("first", async ({ inbox }) => { throw inbox; });
+away("second", async ({ inbox }) => { throw inbox; });
+away("third", async ({ smtpServer }) => { throw smtpServer; });
+const closed = base.extend({ ...fixtures, relayOptions: { token: "rk_unknown" } });
+closed("refused", async ({ inbox }) => { throw inbox; });
+"""
 _SHOP = """
 import { Relay } from "relay-client";
 
@@ -131,3 +147,31 @@ def test_vitest(run: Run, project: Path) -> None:
     assert "from a@shop.example: \\u0023#vso[task.x]\ncode: 271828" in done.stderr
     assert not re.search(r"^\s*::error::|##vso\[", done.stdout + done.stderr, re.MULTILINE)
     assert "lives for 60 minutes" in done.stderr, "or as long if the run is killed"
+
+
+def test_vitest_says_why_there_is_no_relay(run: Run, project: Path) -> None:
+    """By the variables, without frames, and waited for once; a vain wait, what it was for."""
+    folder = project / "without"
+    folder.mkdir()
+    (folder / "away.test.ts").write_text(_VITEST_AWAY)
+    (folder / "vain.test.ts").write_text(_VITEST_IN_VAIN)
+    done = run(
+        "node", project / "node_modules/vitest/vitest.mjs", "run", "--reporter=default",
+        "--reporter=json", "--outputFile=report.json", folder=folder, fails=True,
+    )  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    said = {
+        one["title"]: one["failureMessages"][0]
+        for file in report["testResults"]
+        for one in file["assertionResults"]
+    }
+    assert "waited 4 s for any mail; nothing came" in said["in vain"]
+    assert said["first"].startswith("Unreachable: the relay does not answer"), said["first"]
+    # The third would have asked something else.
+    assert "/api/v1/mailboxes" in said["first"]
+    assert said["first"] == said["second"] == said["third"]
+    assert said["refused"].startswith("Refused: 401 unauthenticated: ")
+    for name in ("first", "refused"):
+        assert "RELAY_URL (and RELAY_TOKEN) say where the relay is" in said[name]
+        assert "/dist/" not in said[name]
+    assert "exchange" not in done.stderr

@@ -106,7 +106,7 @@ def _record(**shapes: Shape) -> Shape:
 
 _texts = _every(_text)
 
-INBOX = _record(address=_address, session_token=_maybe_token)
+INBOX = _record(address=_address, session_token=_maybe_token, expires_at=_time)
 
 _ENTRY = _record(id=_id, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
 LIST = _every(_ENTRY)

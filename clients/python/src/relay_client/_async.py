@@ -123,7 +123,7 @@ class AsyncRelay:
 class Opening:
     """An inbox that is about to be made, once: to be awaited, or entered with `async with`."""
 
-    def __init__(self, relay: AsyncRelay, make: Callable[[], Flow[JSON]]) -> None:
+    def __init__(self, relay: AsyncRelay, make: Callable[[], Flow[InboxHandle]]) -> None:
         self._relay, self._making = relay, make
         self._inbox: AsyncInbox | None = None
 
@@ -132,8 +132,7 @@ class Opening:
 
     async def _make(self) -> AsyncInbox:
         if self._inbox is None:
-            made = await self._relay._do(self._making())
-            handle = InboxHandle(made["address"], made["session_token"])
+            handle = await self._relay._do(self._making())
             self._inbox = AsyncInbox(self._relay, handle, owned=True)
         return self._inbox
 
@@ -158,6 +157,8 @@ class AsyncInbox:
         self.address: str = handle.address
         self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""
+        self.expires_at = handle.expires_at
+        """When it ends, of one made here: the plan may allow less than was asked for."""
 
     async def __aenter__(self) -> AsyncInbox:
         return self

@@ -15,10 +15,11 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from datetime import datetime
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Union
+from typing import Union, get_args
 from urllib.parse import quote
 
 from relay_client import _answers
@@ -33,7 +34,7 @@ from relay_client._exchange import (
     decoded,
     no_relay,
 )
-from relay_client._records import JSON, OutboundEntry
+from relay_client._records import JSON, OutboundEntry, State, parsed_time
 from relay_client._text import in_a_line, quoted
 from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
 
@@ -56,14 +57,18 @@ _PAGE = 200
 _SLIP = 3  # characters of an address that may differ
 _MOST_EMPTY = 1000  # pages of a list with nothing on them; a relay looks for a second for each
 _LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
+_STATES: tuple[str, ...] = get_args(State)
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
 
 
 class InboxHandle:
     """An inbox as calls name it: its path, and the token that opens it, if it is anonymous."""
 
-    def __init__(self, address: str, session_token: str | None) -> None:
+    def __init__(
+        self, address: str, session_token: str | None, expires_at: datetime | None = None
+    ) -> None:
         self.address = address
+        self.expires_at = expires_at
         self.path = f"{MAILBOXES}/{_part(address, safe='@')}"
         if session_token is not None and not _answers.is_token(session_token):
             raise RelayError("the inbox's token has characters that no token has")
@@ -108,15 +113,15 @@ def _part(text: str, safe: str = "") -> str:
         raise RelayError(f"nothing is called so: {quoted(text)}") from None
 
 
-def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[JSON]:
+def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[InboxHandle]:
     """Make an inbox; `ttl` minutes."""
     if ttl is not None and not _is_finite(ttl):
         raise RelayError(f"an inbox's ttl is a number of minutes, not {ttl!r}")
     body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
     body = {name: value for name, value in body.items() if value is not None}
     request = ApiRequest("POST", MAILBOXES, body=body, idempotent=False)
-    made: JSON = yield from call_json(request, _answers.INBOX)
-    return made
+    made = yield from call_json(request, _answers.INBOX)
+    return InboxHandle(made["address"], made["session_token"], parsed_time(made["expires_at"]))
 
 
 def remove_inbox(handle: InboxHandle, *, strict: bool) -> Flow[None]:
@@ -188,6 +193,9 @@ def _next(
     timeout: float,
 ) -> Flow[JSON | None]:
     deadline = _deadline(timeout)
+    if handle.closed:
+        what = wanted(subject, sender, after)
+        raise RelayError(f"the inbox was closed before {what} was waited for")
     params: dict[str, str | float] = {"empty": "null"}
     for name, value in (("subject", subject), ("from", sender), ("after", after)):
         if value is not None:
@@ -457,6 +465,9 @@ def outbound(message_id: str, deadline: float | None = None) -> Flow[OutboundEnt
 def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
     """Wait until a message that was sent has a status; `NotDelivered` once it never will."""
     deadline = _deadline(timeout)
+    if status not in _STATES:
+        known = ", ".join(_STATES)
+        raise RelayError(f"{quoted(str(status))} is no state of a message: it is one of {known}")
     pause = _LOOK
     while True:
         found = yield from outbound(message_id, max(deadline, time.monotonic() + 1.0))

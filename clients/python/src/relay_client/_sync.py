@@ -69,7 +69,7 @@ class Relay:
         the relay unless given.
         """
         made = self._do(_flows.make_inbox(ttl, local_part, domain))
-        return Inbox(self, InboxHandle(made["address"], made["session_token"]), owned=True)
+        return Inbox(self, made, owned=True)
 
     def mailbox(self, address: str, session_token: str | None = None) -> Inbox:
         """Return an inbox that there is already: one made elsewhere, or captured mail's.
@@ -127,6 +127,8 @@ class Inbox:
         self.address: str = handle.address
         self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""
+        self.expires_at = handle.expires_at
+        """When it ends, of one made here: the plan may allow less than was asked for."""
 
     def __enter__(self) -> Inbox:
         return self
