@@ -19,10 +19,13 @@ Promises
 - One message's failure is no other's.  A route that cannot be used defers what it was tried with,
   and is left alone for a while; a destination that answers 421 or 4xx is slowed by itself, unless
   what it refused is one mailbox.
-- A delivery that hangs holds up nobody: what was announced behind it is given to another, it stands
-  aside, in the way of nothing that is begun or claimed, its line widens, a destination that fills
-  the lines with such is narrowed to half of the places, and an owner who does, to whatever
-  destinations and over whatever routes, to what leaves room to claim the mail of others.
+- A delivery that hangs holds up nobody:
+  * what was announced behind it is given to another;
+  * it stands aside, in the way of nothing that is begun or claimed, as far as there is room;
+  * its line widens;
+  * a destination that fills the lines with such is narrowed to half of the places;
+  * an owner who does, to whatever destinations and over whatever routes, is narrowed to what leaves
+    room to claim the mail of others.
 - High mail does not wait behind what was claimed before it.
 - What is stored or logged of a peer's words is redacted.
 

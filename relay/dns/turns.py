@@ -34,11 +34,11 @@ PATIENCE = 0.25
 class Turn:
     """The right to be asking, of one question."""
 
-    __slots__ = ("began_at", "late")
+    __slots__ = ("began_at", "overtaken")
 
     def __init__(self, began_at: float) -> None:
         self.began_at = began_at
-        self.late = False
+        self.overtaken = False
         """Whether it was given to another, and the question goes on without."""
 
 
@@ -70,7 +70,7 @@ class Turns:
                     due = oldest.began_at + self._patience
                 if trio.current_time() >= due:
                     del self._taken[oldest]
-                    oldest.late = True
+                    oldest.overtaken = True
                     self.late += 1
                     break
                 with trio.move_on_at(due):
@@ -81,7 +81,7 @@ class Turns:
 
     def end(self, turn: Turn) -> None:
         """Its question is over."""
-        if turn.late:
+        if turn.overtaken:
             self.late -= 1
         else:
             del self._taken[turn]

@@ -7,11 +7,21 @@ place, so it is in nobody's way.
 
 | a delivery                                                   | is counted              |
 |--------------------------------------------------------------|-------------------------|
-| begun in a line that is `on_trial` and silent: nothing of it | aside, from the first   |
-| has answered yet, or not for `HEARD` seconds                 |                         |
+| begun in a line that leads to a site and is silent           | aside, from the first   |
 | begun in any other line                                      | among the places        |
 | stalled                                                      | aside, where there is   |
 |                                                              | room; else as it was    |
+
+| the line of a site is  | from                            | until                                 |
+|------------------------|---------------------------------|---------------------------------------|
+| silent                 | its start; nobody answered for  | an answer, whatever it says           |
+|                        | `HEARD` s, or a delivery ended  |                                       |
+|                        | without any answer              |                                       |
+| opened (silent, too):  | a connection was opened         | trouble with the route, or none is    |
+| it may be widened      |                                 | left while it is silent               |
+| stuck: no more of it   | all connections that it may     | one of them ends, or it may have more |
+| is claimed             | have are stalled                |                                       |
+| known, else a stranger | it has answered well            | a delivery ends without any answer    |
 
 Promises, each with the name of what keeps it
 - Order (`Line._order`): high goes before normal, normal before bulk; a lower priority that waits
@@ -181,9 +191,9 @@ class Line(Generic[J, W]):
         "first",
         "group",
         "heard_at",
+        "is_site",
         "key",
         "moved_at",
-        "on_trial",
         "opened",
         "ready",
         "seconds",
@@ -202,13 +212,13 @@ class Line(Generic[J, W]):
         all_lines: Owners,
         group: Group | None = None,
         *,
-        on_trial: bool = False,
+        is_site: bool = False,
     ) -> None:
         self.key = key
         self.way = way
         self.group = group
-        self.on_trial = on_trial
-        """Whether it leads to one receiver, who may be dead: no place is risked for it then."""
+        self.is_site = is_site
+        """Whether it leads to an MX site, who may be dead: no place is risked for it then."""
         self.first = width
         """Connections that it begins with."""
         self.width = width
@@ -272,9 +282,13 @@ class Line(Generic[J, W]):
         """Seconds after which a delivery has lasted longer than they do here."""
         return min(max(_USUAL * self.seconds, _LEAST_SLOW), _MOST_SLOW)
 
+    def has_stalled(self, began_at: float, now: float) -> bool:
+        """Whether a delivery that has not ended lasts for longer than they do here."""
+        return began_at <= now - self.stalled_after
+
     def is_silent(self, now: float) -> bool:
         """Whether it is not known that it answers."""
-        return self.on_trial and now > self.heard_at + max(HEARD, self.stalled_after)
+        return self.is_site and now > self.heard_at + max(HEARD, self.stalled_after)
 
     def took(self, seconds: float) -> None:
         """A delivery was answered after so long."""
@@ -477,7 +491,7 @@ class Dispatch(Generic[J, W]):
         self._plenty_in_all = places - max(self._of_line, self._for_high, self._spare_in_all)
         self._aside_of_owner = self.most_aside - self.most_aside // 4
         self._aside_of_lower = self.most_aside - kept(self.most_aside)
-        self._trials = 0  # lines that are on trial
+        self._sites = 0  # lines that lead to one
         self._known: OrderedDict[int, None] = OrderedDict()  # hashes of the keys; oldest first
         self._bound = bound
         self._round: deque[Line[J, W]] = deque()  # lines in which something waits, in turn
@@ -493,14 +507,14 @@ class Dispatch(Generic[J, W]):
         *,
         width: int = FIRST_WIDTH,
         group: Group | None = None,
-        on_trial: bool = False,
+        is_site: bool = False,
     ) -> Line[J, W]:
-        """Make the line of a route; see `Line` for what is `on_trial`."""
+        """Make the line of a route; see `Line` for what is `is_site`."""
         width = min(width, self.full)
         line = self.lines[key] = Line(
-            key, way, width, self.full, self._owners, group, on_trial=on_trial
+            key, way, width, self.full, self._owners, group, is_site=is_site
         )
-        self._trials += on_trial
+        self._sites += is_site
         return line
 
     def forget(self, key: Hashable) -> bool:
@@ -509,7 +523,7 @@ class Dispatch(Generic[J, W]):
         if line.workers or line.waits or line.coming:
             return False
         del self.lines[key]
-        self._trials -= line.on_trial
+        self._sites -= line.is_site
         return True
 
     def put(self, line: Line[J, W], job: J) -> None:
@@ -523,7 +537,7 @@ class Dispatch(Generic[J, W]):
         """Take out what waits in a line, or of it what is for one destination or one owner's."""
         return line._remove(domain, owner)
 
-    def held(self, owner: Hashable) -> int:
+    def in_the_way(self, owner: Hashable) -> int:
         """Jobs of an owner that have a place or wait for one, in whatever lines.
 
         What stands aside is not among them: it is in nobody's way.
@@ -550,15 +564,15 @@ class Dispatch(Generic[J, W]):
         moving = {
             place.line
             for place, began_at in self._begun.items()
-            if began_at > now - place.line.stalled_after
+            if not place.line.has_stalled(began_at, now)
         }
         return sum(
             line._wait_for.get(owner, 0) for line in {place.line for place in self._begun} - moving
         )
 
-    def answered(self, line: Line[J, W], domain: str, now: float) -> bool:
+    def answered_well(self, line: Line[J, W], domain: str, now: float) -> bool:
         """A peer has answered, whatever it said of a domain.  True if more may begin now."""
-        if line.on_trial and line.is_silent(now):
+        if line.is_site and line.is_silent(now):
             self._get_to_know(line)
         line.moved_at = line.heard_at = now
         more = False
@@ -590,9 +604,8 @@ class Dispatch(Generic[J, W]):
             self._known.popitem(last=False)
 
     def is_stranger(self, line: Line[J, W]) -> bool:
-        """Whether nobody knows of a line that is on trial that it has answered when it was met
-        last."""
-        return line.on_trial and hash(line.key) not in self._known
+        """Whether nobody knows of a site's line that it has answered when it was met last."""
+        return line.is_site and hash(line.key) not in self._known
 
     @staticmethod
     def opened(line: Line[J, W]) -> None:
@@ -600,7 +613,7 @@ class Dispatch(Generic[J, W]):
         line.opened = True
 
     @staticmethod
-    def heard(line: Line[J, W], now: float) -> None:
+    def refused(line: Line[J, W], now: float) -> None:
         """A peer has answered what was not good: he is there all the same."""
         line.heard_at = now
 
@@ -609,16 +622,21 @@ class Dispatch(Generic[J, W]):
         """It is not known that a line answers, and what was known counts no more."""
         line.heard_at = -math.inf
         line.opened = False
-        if line.on_trial:
+        if line.is_site:
             line.width = min(line.width, line.first)
 
     def most_silent(self, line: Line[J, W], now: float) -> int:
         """How many connections a line may have while it is silent."""
-        bound = self._bound(line.key, now)
-        most = min(line.width, self.full if bound is None else bound)
+        most = self._may_have(line, line.width, now)
         return min(most, 1) if self.aside >= self.places else most
 
-    def waits_in_vain(self, line: Line[J, W], job: J) -> bool:
+    def _may_have(self, line: Line[J, W], width: int, now: float) -> int:
+        """How many connections a line may have at a width: no more than the gate of its route lets
+        through."""
+        bound = self._bound(line.key, now)
+        return min(width, self.full if bound is None else bound)
+
+    def has_no_room(self, line: Line[J, W], job: J) -> bool:
         """Whether a job of a silent line that has no connection cannot begin: no more of them may
         stand aside."""
         if line.workers or not self._is_crowded or self._risks_a_place(line):
@@ -644,8 +662,7 @@ class Dispatch(Generic[J, W]):
         """
         if not self._may_widen_silent(line, now):
             return False
-        bound = self._bound(line.key, now)
-        width = min(2 * line.width, self.full if bound is None else bound)
+        width = self._may_have(line, 2 * line.width, now)
         wider = width > line.width
         line.width = max(width, line.width)
         return wider
@@ -670,7 +687,7 @@ class Dispatch(Generic[J, W]):
             if (
                 place.aside
                 or place.domain is None
-                or began_at > now - line.stalled_after
+                or not line.has_stalled(began_at, now)
                 or self._is_crowded
                 or line.aside >= self.places
                 or self._kept_from_owner_aside(place.owner)
@@ -687,22 +704,19 @@ class Dispatch(Generic[J, W]):
             self._count(place, 1)
 
     def is_stuck(self, line: Line[J, W], now: float) -> bool:
-        """Whether a line that is on trial has all the connections that it may have, and each of
-        them has stalled."""
-        latest = now - line.stalled_after
+        """Whether a site's line has all the connections that it may have, and each has stalled."""
         return self.has_all(line, now) and not any(
-            place.line is line and began_at > latest for place, began_at in self._begun.items()
+            place.line is line and not line.has_stalled(began_at, now)
+            for place, began_at in self._begun.items()
         )
 
     def has_all(self, line: Line[J, W], now: float) -> bool:
-        """Whether a line that is on trial has all the connections that it may have now."""
-        if not line.on_trial or not line.workers:
+        """Whether a site's line has all the connections that it may have now."""
+        if not line.is_site or not line.workers:
             return False
-        bound = self._bound(line.key, now)
-        may = min(line.width, self.full if bound is None else bound)
         if line.is_silent(now):
-            may = self.most_silent(line, now)
-        return line.workers >= may
+            return line.workers >= self.most_silent(line, now)
+        return line.workers >= self._may_have(line, line.width, now)
 
     def _count(self, place: Place[J, W], by: int) -> None:
         """So many more stand aside, or have a place."""
@@ -726,14 +740,14 @@ class Dispatch(Generic[J, W]):
             return started
         if any(line.urgent for line in self._round):
             self._start(started, now, urgent=True)
-        has_room = self.workers < self.places - self._for_high or self._trials
+        has_room = self.workers < self.places - self._for_high or self._sites
         if has_room and not self.right_of_way.held(now):
             self._start(started, now, urgent=False)
         return started
 
     def _start(self, started: list[tuple[Place[J, W], J]], now: float, *, urgent: bool) -> None:
         stuck = 0
-        while stuck < len(self._round) and (self.workers < self.places or self._trials):
+        while stuck < len(self._round) and (self.workers < self.places or self._sites):
             line = self._round.popleft()
             if not line.waits:
                 line.ready = False
@@ -901,7 +915,7 @@ class Dispatch(Generic[J, W]):
             if began_at > latest:
                 break  # the oldest come first: it costs nothing while nothing has stalled
             if place.owner == owner and (not place.aside if line is None else place.line is line):
-                count += began_at <= now - place.line.stalled_after
+                count += place.line.has_stalled(began_at, now)
         return count
 
     def _wanted_elsewhere(self, line: Line[J, W], aside: bool) -> bool:

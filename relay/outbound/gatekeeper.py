@@ -39,7 +39,7 @@ from prometheus_client import Counter
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
-from relay.outbound.gates import ANY_OWNER, ANY_ROUTE, Gate, GateKey, Gates
+from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
 from relay.outbound.jobs import Job
 from relay.outbound.shaping.echoes import without
 from relay.outbound.shaping.rules import ABOUT_RECIPIENT, Asks
@@ -117,11 +117,11 @@ class Gatekeeper:
         met = False
         for key in _on_the_way(line, job):
             gate = self._gates.find(key)
-            if gate is None or (key.owner == ANY_OWNER and gate.gone):
+            if gate is None or (key.is_for_claims and gate.gone):
                 continue
             met = True
             self._gates.before(job.message.own_lane, gate)
-            if key.owner == ANY_OWNER:
+            if key.is_for_claims:
                 passed.append(gate)  # it holds back what is not claimed yet
             elif gate.room(now) < 1:
                 self._give_back(job, now, self._wait(gate, now))
@@ -139,9 +139,9 @@ class Gatekeeper:
 
         What a first claim has brought may wait for it; no more is claimed until it has answered.
         """
-        gate = self._gates.make(GateKey(line.key, owner=ANY_OWNER))
-        if self._dispatch.waits_in_vain(line, job):
-            self._turn_away(gate, job, now)
+        gate = self._gates.make(GateKey.for_claims(line.key))
+        if self._dispatch.has_no_room(line, job):
+            self._no_room_for(gate, job, now)
             return False
         if self._dispatch.is_stuck(line, now):
             self._gates.before(job.message.own_lane, gate)
@@ -151,7 +151,7 @@ class Gatekeeper:
         gate.narrow(max(self._dispatch.most_silent(line, now), 1), now)
         return True
 
-    def _turn_away(self, gate: Gate, job: Job, now: float) -> None:
+    def _no_room_for(self, gate: Gate, job: Job, now: float) -> None:
         """Give back what cannot begin, and claim no more of it before something could."""
         self._gates.before(job.message.own_lane, gate)
         if gate.window:
@@ -159,7 +159,7 @@ class Gatekeeper:
             self._turned_away.append(gate)
         self._give_back(job, now, gate.wait(now))
 
-    def _let_in(self, now: float) -> bool:
+    def _try_turned_away(self, now: float) -> bool:
         """Let as many sites that were turned away be tried as there is room for; True if any."""
         count = min(self._dispatch.room_aside, len(self._turned_away))
         for _ in range(count):
@@ -185,13 +185,13 @@ class Gatekeeper:
                 self._trouble(line, job, outcome, now)
                 return False
         # It answered, whatever it said.
-        more = self._dispatch.answered(line, job.domain, now)
+        more = self._dispatch.answered_well(line, job.domain, now)
         if self._gates:
             for key in _on_the_way(line, job):
                 gate = self._gates.find(key)
                 if gate is None:
                     continue
-                if key.owner == ANY_OWNER:
+                if key.is_for_claims:
                     gate.open()
                 else:
                     gate.good()
@@ -200,8 +200,8 @@ class Gatekeeper:
     def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
         opening = outcome.phase in _OPENING
         if outcome.code is not None and not (opening or outcome.route_trouble):
-            self._dispatch.heard(line, now)
-            if (held := self._gates.find(GateKey(line.key, owner=ANY_OWNER))) is not None:
+            self._dispatch.refused(line, now)
+            if (held := self._gates.find(GateKey.for_claims(line.key))) is not None:
                 held.open()
         elif outcome.code is None:
             self._dispatch.said_nothing(line)
@@ -224,9 +224,7 @@ class Gatekeeper:
         )
         if opening:
             self._dispatch.troubled(line)
-        for waiting in self._dispatch.remove(line, domain):
-            self._gates.before(waiting.message.own_lane, gate)
-            self._give_back(waiting, now, gate.wait(now))
+        self._take_back(gate, line, now, domain)
 
     # What receivers ask for -----------------------------------------------------------------------
 
@@ -298,9 +296,27 @@ class Gatekeeper:
         gate.suspend(learned.until, learned.reason)
         for line in list(self._dispatch.lines.values()):
             if line.waits and receiver_of(line.key) == receiver:
-                for waiting in self._dispatch.remove(line):
-                    self._gates.before(waiting.message.own_lane, gate)
-                    self._give_back(waiting, now, self._wait(gate, now))
+                self._take_back(gate, line, now)
+
+    def _take_back(
+        self,
+        gate: Gate,
+        line: Line[Job, Any],
+        now: float,
+        domain: str | None = None,
+        owner: Hashable = None,
+        *,
+        all_of_it: bool = True,
+    ) -> None:
+        """Give back what waits in a line behind a gate; unless `all_of_it`, what that has no room
+        for."""
+        for job in self._dispatch.remove(line, domain, owner):
+            self._gates.before(job.message.own_lane, gate)
+            if all_of_it or (gate not in job.gates and gate.room(now) < 1):
+                self._give_back(job, now, self._wait(gate, now))
+            else:
+                job.pass_gate(gate)
+                self._dispatch.put(line, job)
 
     @staticmethod
     def _wait(gate: Gate, now: float) -> float:
@@ -356,31 +372,43 @@ class Gatekeeper:
 
     # What hangs -----------------------------------------------------------------------------------
 
-    def look_for_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:
+    def look_after_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:
         """Take back what was announced behind deliveries that hang, and keep those few.
 
         Returns whether more may be claimed of some lane.
 
         `begun`: what is on a connection, or opens one.
         """
-        freed = self._let_in(now)
+        freed = self._try_turned_away(now)
         if not self._dispatch.room_aside:
             for line in self._dispatch.lines.values():
                 if line.waits and not line.workers and line.is_silent(now):
-                    self._turn_away_all(line, now)
-        on_trial: dict[Line[Job, Any], list[Job]] = {}
+                    self._no_room_for_any(line, now)
+        freed |= self._hold_back_behind_sites(begun, now)
+        self._withdraw_and_narrow(begun, now)
+        return freed
+
+    def _hold_back_behind_sites(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:
+        """Hold back what waits for sites all of whose connections hang; True if more may begin."""
+        freed = False
+        of_sites: dict[Line[Job, Any], list[Job]] = {}
         for place, job in begun.items():
-            if place.line.on_trial:
-                on_trial.setdefault(place.line, []).append(job)
-        for line, jobs in on_trial.items():
-            stalled = all(now >= job.began_at + line.stalled_after for job in jobs)
+            if place.line.is_site:
+                of_sites.setdefault(place.line, []).append(job)
+        for line, jobs in of_sites.items():
+            # Not `is_stuck`, which counts what is not on a connection yet, too.
+            stalled = all(line.has_stalled(job.began_at, now) for job in jobs)
             if stalled and self._dispatch.has_all(line, now):
                 freed |= self._hold_back(line, jobs, now)
+        return freed
+
+    def _withdraw_and_narrow(self, begun: Mapping[Place[Job, Any], Job], now: float) -> None:
+        """Take back what was announced behind what has stalled; narrow whose deliveries hang."""
         half = max(self._dispatch.places // 2, 1)
         owners: set[Hashable] = set()
         for place, job in list(begun.items()):
             line = place.line
-            if now < job.began_at + line.stalled_after:
+            if not line.has_stalled(job.began_at, now):
                 continue
             following, job.following = job.following, None
             if following is not None:
@@ -394,36 +422,30 @@ class Gatekeeper:
             owners.add(job.owner)
         for owner in owners:
             most = self._dispatch.most_of(None, owner, now)
-            if most is not None and self._dispatch.held(owner) > most:
+            if most is not None and self._dispatch.in_the_way(owner) > most:
                 lines = list(self._dispatch.lines.values())
                 self._narrow(lines, GateKey(ANY_ROUTE, owner=owner), most, begun, now)
-        return freed
 
-    def _turn_away_all(self, line: Line[Job, Any], now: float) -> None:
-        gate = self._gates.make(GateKey(line.key, owner=ANY_OWNER))
+    def _no_room_for_any(self, line: Line[Job, Any], now: float) -> None:
+        gate = self._gates.make(GateKey.for_claims(line.key))
         for job in self._dispatch.remove(line):
-            if self._dispatch.waits_in_vain(line, job):
-                self._turn_away(gate, job, now)
+            if self._dispatch.has_no_room(line, job):
+                self._no_room_for(gate, job, now)
             else:
                 self._dispatch.put(line, job)
 
     def _hold_back(self, line: Line[Job, Any], begun: Iterable[Job], now: float) -> bool:
         """Give back what waits for a site all of whose connections hang, and claim no more of it
         than it may have connections; True if these may be more now."""
-        gate = self._gates.make(GateKey(line.key, owner=ANY_OWNER))
+        gate = self._gates.make(GateKey.for_claims(line.key))
         for job in begun:
             job.pass_gate(gate)
         wider = self._dispatch.widen_stuck(line, now)
         gate.open()
         gate.narrow(line.width if wider else line.workers, now)
-        for job in self._dispatch.remove(line):
-            self._gates.before(job.message.own_lane, gate)
+        for job in line.jobs():
             job.leave_gates()
-            if gate.room(now) < 1:
-                self._give_back(job, now, gate.wait(now))
-            else:
-                job.pass_gate(gate)
-                self._dispatch.put(line, job)
+        self._take_back(gate, line, now, all_of_it=False)
         return wider
 
     def _narrow(
@@ -443,19 +465,13 @@ class Gatekeeper:
             if place.line in lines and (job.domain == key.domain or job.owner == key.owner):
                 job.pass_gate(gate)
         for line in lines:
-            for job in self._dispatch.remove(line, key.domain, key.owner):
-                self._gates.before(job.message.own_lane, gate)
-                if gate not in job.gates and gate.room(now) < 1:
-                    self._give_back(job, now, gate.wait(now))
-                else:
-                    job.pass_gate(gate)
-                    self._dispatch.put(line, job)
+            self._take_back(gate, line, now, key.domain, key.owner, all_of_it=False)
 
 
 def _own_words(job: Job) -> tuple[str, ...]:
     """What a mail says that a reply to it may repeat."""
     message = job.message
-    mail_from = "" if job.leaving is None else job.leaving.sender
+    mail_from = "" if job.outgoing is None else job.outgoing.sender
     names = (message.recipient_name or "", message.sender_name or "")
     return (message.recipient, message.sender, mail_from, message.subject, *names)
 
@@ -492,7 +508,7 @@ def _on_the_way(line: Line[Job, Any], job: Job) -> tuple[GateKey, ...]:
     keys = (
         GateKey(route),
         # Behind that one, which does not count what it lets through: the last says what is claimed.
-        *((GateKey(route, owner=ANY_OWNER),) if line.on_trial else ()),
+        *((GateKey.for_claims(route),) if line.is_site else ()),
         GateKey(route, job.domain),
         GateKey(route, owner=job.owner),
         GateKey(ANY_ROUTE, owner=job.owner),

@@ -12,9 +12,10 @@ Promises
 - After a pause a single delivery probes; its success opens the gate, its failure strikes again.
 - What is in one gate's way is in no other's: gates are kept by route, by route and domain, for what
   hangs by route and owner, and by owner over all routes, and for a route of which nobody knows
-  whether it answers by what is held of it (`ANY_OWNER`).  A lane (`relay.outbound.lanes`: an
-  owner, a domain and a route) is claimed from as the gate allows that its mail met last; what waits
-  in the lane of a route that it takes no more concerns only the lane of the one that it does take.
+  whether it answers by what is held of it (`GateKey.for_claims`).  A lane
+  (`relay.outbound.lanes`: an owner, a domain and a route) is claimed from as the gate allows that
+  its mail met last; what waits in the lane of a route that it takes no more concerns only the lane
+  of the one that it does take.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is
   no strike; so is a route of which nobody knows yet whether it answers.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
@@ -41,9 +42,7 @@ from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
 
-ANY_OWNER = "any"
-"""Instead of an owner: a gate before all that waits for a route, which bounds what is held of it;
-that of the route itself bounds its connections."""
+_ALL_CLAIMS = "any"  # instead of an owner
 
 
 class GateKey(NamedTuple):
@@ -55,6 +54,17 @@ class GateKey(NamedTuple):
     route: Hashable
     domain: str | None = None
     owner: Hashable = None
+
+    @classmethod
+    def for_claims(cls, route: Hashable) -> GateKey:
+        """Of the gate that bounds what is claimed of all that waits for a route; that of the route
+        itself bounds its connections."""
+        return cls(route, owner=_ALL_CLAIMS)
+
+    @property
+    def is_for_claims(self) -> bool:
+        """Whether it is one of those."""
+        return self.owner == _ALL_CLAIMS
 
 
 @dataclass(frozen=True, slots=True)

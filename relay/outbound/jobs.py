@@ -53,10 +53,10 @@ class Job:
         "gates",
         "key",
         "leased_until",
-        "leaving",
         "lost",
         "mail",
         "message",
+        "outgoing",
         "owner",
         "priority",
         "withdrawn",
@@ -74,7 +74,7 @@ class Job:
         """Whether the lease is somebody else's now."""
         self.mail: Mail | None = None
         """The message, once it is composed and signed."""
-        self.leaving: Mail | None = None
+        self.outgoing: Mail | None = None
         """The mail that goes out, with what it is known by when it comes back, once it was first
         tried or announced."""
         self.ended: Signal | None = None

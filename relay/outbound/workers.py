@@ -42,7 +42,7 @@ from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.jobs import Job
 from relay.outbound.loopback import Loopback
 from relay.outbound.mx.connections import SiteConnections, Unsuited
-from relay.outbound.mx.direct import FIRST_WIDTH, OWN, Direct
+from relay.outbound.mx.direct import OWN, SITE_WIDTH, Direct
 from relay.outbound.mx.exchangers import Unreachable
 from relay.outbound.mx.lookups import Lookups
 from relay.outbound.mx.sites import Site
@@ -208,7 +208,7 @@ class Workers:
         """Every moment: let what has stalled stand aside, take back what waits behind it or for a
         DNS that is late, widen what nothing moves in, and begin what can be."""
         self._dispatch.step_aside(now)
-        if self._gatekeeper.look_for_stalls(self._begun, now):
+        if self._gatekeeper.look_after_stalls(self._begun, now):
             self._custody.freed()
         self._late = 0
         for lookups in (self._lookups, self._lookups_of_reports):
@@ -311,7 +311,7 @@ class Workers:
         if line is None:
             way = self._direct.connections(site, receiver, source)
             group = self._direct.shared(receiver).group
-            line = self._dispatch.add(key, way, width=FIRST_WIDTH, group=group, on_trial=True)
+            line = self._dispatch.add(key, way, width=SITE_WIDTH, group=group, is_site=True)
         elif isinstance(line.way, SiteConnections):
             line.way.site = site
         return line, receiver
@@ -494,7 +494,7 @@ class Workers:
         message = job.message
         deadline = self._custody.deliver_by(job)
         outcome = await self._loopback.deliver(mail, message.id, message.recipient, deadline)
-        if self._dispatch.answered(place.line, job.domain, trio.current_time()):
+        if self._dispatch.answered_well(place.line, job.domain, trio.current_time()):
             self.spread()
         self._settle(job, outcome, began_at)
 
@@ -503,7 +503,7 @@ class Workers:
     ) -> Job | None:
         """Deliver a message, and those that are announced behind it; returns the next job."""
         line = place.line
-        mail = self._leaving(job)
+        mail = self._outgoing(job)
         if mail is None:
             return self._next(place)
         began_at = await self._give_way(job, trio.current_time())
@@ -617,9 +617,9 @@ class Workers:
         following = job.following
         if (
             following is None
-            or following.leaving is None
+            or following.outgoing is None
             or place.line.way is None
-            or not place.line.way.suits(connection, following.leaving)
+            or not place.line.way.suits(connection, following.outgoing)
             or outcome.verdict is not Verdict.DELIVERED
             or job.withdrawn
             or (following.priority and now < self._right_of_way.until)
@@ -632,7 +632,7 @@ class Workers:
         )  # fmt: skip
         job.following = job.connection = None
         hand.job, hand.first = following, ()
-        return self._begin(place, following, following.leaving, connection, announce, now)
+        return self._begin(place, following, following.outgoing, connection, announce, now)
 
     def _announce(self, place: Place[Job, Way], hand: _Hand, now: float) -> Mail | None:
         """Take the job that comes next on a connection, if that can be promised by now."""
@@ -642,18 +642,18 @@ class Workers:
         if following is None:
             return None
         try:
-            leaving = self._leaving(following)
+            outgoing = self._outgoing(following)
         except Exception as error:  # its own fault, and not that of the one before it
             self._crashed(following, error)
-            leaving = None
-        if leaving is None:
+            outgoing = None
+        if outgoing is None:
             self._dispatch.counts_for(place, job)
             return None
         if not self._custody.ready(following, now):
             self._dispatch.put_back(place, following, job)
             return None
         job.following = following
-        return leaving
+        return outgoing
 
     async def _open(
         self, line: Line[Job, Way], connections: Connections, job: Job, mail: Mail, began_at: float
@@ -676,17 +676,17 @@ class Workers:
         self._settle(job, late, began_at, (), line, peer=connections.route.peer)
         return None
 
-    def _leaving(self, job: Job) -> Mail | None:
+    def _outgoing(self, job: Job) -> Mail | None:
         """The mail of a job with what it is known by when it comes back; None as `_composed`."""
-        if job.leaving is not None:
-            return job.leaving
+        if job.outgoing is not None:
+            return job.outgoing
         mail = self._composed(job)
         if mail is not None and mail.sender:
             if self._report_field is not None:
                 mail = mail.behind(self._report_field(job.message.id))
             if self._return_paths is not None:
                 mail = mail.returning(self._return_paths.path_of(job.message.id))
-        job.leaving = mail
+        job.outgoing = mail
         return mail
 
     def _composed(self, job: Job) -> Mail | None:

@@ -70,7 +70,7 @@ def test_each_answer_widens_by_one():
     put(one, line, 60, "d#.example")
     one.start(0.0)
     for _ in range(4):
-        assert one.answered(line, "d0.example", 0.0)
+        assert one.answered_well(line, "d0.example", 0.0)
     assert len(one.start(0.0)) == 4
 
 
@@ -91,7 +91,7 @@ def test_nothing_widens_with_time_while_something_ends_or_a_gate_is_there():
     one, line = dispatch(width=4)
     put(one, line, 60, "d#.example")
     one.start(0.0)
-    one.answered(line, "d0.example", STILL)
+    one.answered_well(line, "d0.example", STILL)
     assert not one.widen(STILL + 0.01)
     one, line = dispatch(width=4, bound=2)
     put(one, line, 60, "d#.example")
@@ -122,12 +122,12 @@ def test_a_destination_has_half_until_something_of_it_ends():
     hanging = one.start(0.0)
     assert len(hanging) == 4
     for _ in range(12):
-        one.answered(line, "d.example", 0.0)
+        one.answered_well(line, "d.example", 0.0)
     hanging += one.start(0.0)
     assert len(hanging) == 8
-    assert not one.answered(line, "d.example", 0.0)
-    assert one.answered(line, "hangs.example", 0.0), "more may begin"
-    assert not one.answered(line, "hangs.example", 0.0)
+    assert not one.answered_well(line, "d.example", 0.0)
+    assert one.answered_well(line, "hangs.example", 0.0), "more may begin"
+    assert not one.answered_well(line, "hangs.example", 0.0)
     hanging += one.start(0.0)
     assert len(hanging) == 14
     for place, _ in hanging:
@@ -141,7 +141,7 @@ def test_a_destination_alone_leaves_room_for_others():
     put(one, line, 100, "hangs.example")
     hanging = one.start(0.0)
     assert len(hanging) == 16
-    one.answered(line, "hangs.example", 0.0)
+    one.answered_well(line, "hangs.example", 0.0)
     hanging += one.start(0.0)
     assert len(hanging) == 28
     put(one, line, 30, "d#.example")
@@ -242,7 +242,7 @@ def test_every_job_is_begun_once_and_every_place_is_counted(jobs, data):
         else:
             begun.append(following.number)
             under_way.append((place, following))
-        one.answered(line, job.domain, now)
+        one.answered_well(line, job.domain, now)
     assert sorted(begun) == list(range(len(jobs)))
 
 
@@ -297,7 +297,7 @@ def test_more_of_the_same_is_what_the_rules_would_give(seed: int):
                 place, job = under_way.pop(int(at * len(under_way)))
                 following = one.next(place, now) if step != "leave" else None
                 got.append(None if following is None else following.number)
-                one.answered(place.line, job.domain, now)
+                one.answered_well(place.line, job.domain, now)
                 if following is None:
                     one.leave(place)
                 elif step == "put back":
@@ -312,7 +312,9 @@ def test_more_of_the_same_is_what_the_rules_would_give(seed: int):
             held = [(o, line.held(o)) for line in lines for o in ("one", "two")]
             most = [one.most_of(line, o, now) for line in (*lines, None) for o in ("one", "two")]
             jobs = [(job.number, place.domain, place.owner, place.high) for place, job in under_way]
-            seen.append((got, jobs, counts, busy, held, most, one.held("one"), one.held("two")))
+            seen.append(
+                (got, jobs, counts, busy, held, most, one.in_the_way("one"), one.in_the_way("two"))
+            )
         assert seen[0] == seen[1]
 
 
@@ -347,7 +349,7 @@ def test_high_mail_keeps_to_its_destination_s_half():
     one, line = dispatch()
     put(one, line, 100, "hangs.example", HIGH)
     assert len(one.start(0.0)) == 16
-    one.answered(line, "hangs.example", 0.0)
+    one.answered_well(line, "hangs.example", 0.0)
     assert len(one.start(0.0)) == 12
     put(one, line, 100, "hangs.example", HIGH)
     put(one, line, 2, "code.example", HIGH)
@@ -492,7 +494,7 @@ def test_what_an_owner_may_hold_is_counted_over_all_routes():
     put_for(one, second, "mallory", 2, "i#.example")
     one.start(0.0)
     put_for(one, second, "mallory", 8, "j#.example")
-    assert one.held("mallory") == 12
+    assert one.in_the_way("mallory") == 12
     now = line.stalled_after
     assert one.most_of(line, "mallory", now) is None
     assert one.most_of(second, "mallory", now) is None
@@ -511,7 +513,7 @@ def test_what_waits_can_be_taken_out_by_destination_and_by_owner():
     put_for(one, line, "a", 1, "y.example")
     assert len(one.remove(line, "x.example")) == 2
     assert (line.waits, line.held("a"), line.held("b")) == (1, 1, 0)
-    assert (one.held("a"), one.held("b")) == (1, 0)
+    assert (one.in_the_way("a"), one.in_the_way("b")) == (1, 0)
     assert [job.domain for job in one.remove(line)] == ["y.example"]
     assert line.waits == 0
 
@@ -581,7 +583,7 @@ def sites(count: int, *, places: int = 32) -> tuple[Dispatch[Mail, None], list[L
     one: Dispatch[Mail, None] = Dispatch(
         places, places, RightOfWay(), lambda key, _now: 8 if isinstance(key, int) else None
     )
-    return one, [one.add(number, None, width=2, on_trial=True) for number in range(count)]
+    return one, [one.add(number, None, width=2, is_site=True) for number in range(count)]
 
 
 def test_what_a_silent_site_is_sent_takes_no_place():
@@ -617,7 +619,7 @@ def test_a_site_that_answers_goes_on_among_the_places():
     put(one, line, 40, "a.example")
     places = one.start(0.0)
     assert (len(places), one.aside, one.workers) == (2, 2, 0)
-    assert one.answered(line, "a.example", 0.1)
+    assert one.answered_well(line, "a.example", 0.1)
     assert one.next(places[0][0], 0.1) is not None
     assert (one.aside, one.workers) == (1, 1)
     assert len(one.start(0.1)) == 1
@@ -632,13 +634,13 @@ def test_a_site_counts_as_silent_again_after_a_second():
     one, (line,) = sites(1)
     assert line.is_silent(0.0)
     for _ in range(6):
-        one.answered(line, "a.example", 1.0)
+        one.answered_well(line, "a.example", 1.0)
     assert (line.width, line.is_silent(2.0), line.is_silent(2.1)) == (8, False, True)
     put(one, line, 40, "a.example")
     assert len(one.start(2.1)) == 2
     assert line.width == 2
     line.took(2.0)
-    one.answered(line, "a.example", 3.0)
+    one.answered_well(line, "a.example", 3.0)
     assert (line.is_silent(10.9), line.is_silent(11.1)) == (False, True)
 
 
@@ -664,12 +666,12 @@ def test_a_site_that_has_answered_once_is_risked_a_place_for():
     """Where so many stand aside that nobody else begins; one connection, until it has failed."""
     one, lines = sites(300)
     known, unknown = lines[-1], lines[-2]
-    one.answered(known, "k.example", 0.0)
+    one.answered_well(known, "k.example", 0.0)
     assert one.forget(known.key)
     for line in lines[:200]:
         put(one, line, 1, "h.example")
     one.start(9.0)
-    known = one.add(known.key, None, width=2, on_trial=True)
+    known = one.add(known.key, None, width=2, is_site=True)
     put(one, known, 3, "k.example")
     put(one, unknown, 3, "u.example")
     ((place, job),) = one.start(9.0)
@@ -690,12 +692,12 @@ def test_what_has_stalled_gives_its_place_away():
     now = line.stalled_after
     one.step_aside(now)
     assert (one.aside, one.workers, line.workers, line.aside) == (29, 0, 29, 29)
-    assert one.held("one") == 31
+    assert one.in_the_way("one") == 31
     assert one.start(now) == []  # of its line the last three are kept
     others = one.add("others", None, width=32)
     put(one, others, 60, "e#.example", owner="two")
     assert len(one.start(now)) == 29
-    one.answered(line, "d0.example", now)
+    one.answered_well(line, "d0.example", now)
     assert one.next(first[0][0], now) is not None
     assert (one.aside, one.workers) == (28, 30)
     assert one.next(first[1][0], now) is None, "the last places are kept for others"
@@ -737,7 +739,7 @@ def test_what_stands_aside_is_counted(seed: int):
         if under_way and rng.random() < 0.7:
             place, job = under_way.pop(rng.randrange(len(under_way)))
             if rng.random() < 0.6:
-                one.answered(place.line, job.domain, now)
+                one.answered_well(place.line, job.domain, now)
             else:
                 one.troubled(place.line)
             following = one.next(place, now)
@@ -756,7 +758,7 @@ def test_what_stands_aside_is_counted(seed: int):
         for line in lines:
             assert line.workers == sum(place.line is line for place, _ in under_way)
             assert line.aside == sum(place.line is line for place in aside)
-        assert one.held("one") == one.workers + sum(line.waits for line in lines), number
+        assert one.in_the_way("one") == one.workers + sum(line.waits for line in lines), number
 
 
 def test_lines_of_one_receiver_have_no_more_than_it_is_given():

@@ -230,9 +230,9 @@ def test_what_hangs_keeps_half_of_the_places_and_the_rest_goes_back():
     for place, job in house.dispatch.start(0.0):
         begun[place] = job
     held = len(begun)
-    house.gatekeeper.look_for_stalls(begun, 0.1)
+    house.gatekeeper.look_after_stalls(begun, 0.1)
     assert house.back == []
-    house.gatekeeper.look_for_stalls(begun, 1.0)
+    house.gatekeeper.look_after_stalls(begun, 1.0)
     gate = house.gates.find(GateKey("route", "y.example"))
     assert gate is not None
     assert (int(gate.window), gate.strikes) == (4, 0)
@@ -246,7 +246,7 @@ class Sites(House):
     def __init__(self, count: int = 1, places: int = 8) -> None:
         super().__init__(places)
         self.lines = [
-            self.dispatch.add(("mx", str(number)), None, width=2, on_trial=True)
+            self.dispatch.add(("mx", str(number)), None, width=2, is_site=True)
             for number in range(count)
         ]
         self.line = self.lines[0]
@@ -292,9 +292,9 @@ def test_what_waits_for_a_site_whose_connections_all_hang_goes_back(code: int):
     house = Sites()
     house.come(6, 0.0)
     house.begin(0.0)
-    house.gatekeeper.look_for_stalls(house.begun, 0.2)
+    house.gatekeeper.look_after_stalls(house.begun, 0.2)
     assert house.back == []
-    house.gatekeeper.look_for_stalls(house.begun, 0.3)
+    house.gatekeeper.look_after_stalls(house.begun, 0.3)
     assert len(house.back) == 4
     assert all(delay > 0 for _, delay in house.back)
     assert (house.line.waits, house.allowed(0.3)) == (0, 0)
@@ -315,7 +315,7 @@ def test_a_site_that_was_reached_is_tried_by_more_where_its_connections_hang():
     house.come(6, 0.0)
     house.begin(0.0)
     house.dispatch.opened(house.line)
-    house.gatekeeper.look_for_stalls(house.begun, 0.3)
+    house.gatekeeper.look_after_stalls(house.begun, 0.3)
     assert (house.line.waits, house.allowed(0.3)) == (2, 0)
     house.begin(0.3)
     assert house.line.workers == 4
@@ -328,14 +328,14 @@ def test_what_cannot_begin_is_turned_away_until_it_could():
         house.come(1, 0.0, f"d{number}.example", number)
     house.begin(0.0)
     assert (house.dispatch.aside, house.dispatch.room_aside) == (24, 0)
-    house.gatekeeper.look_for_stalls(house.begun, 0.1)
+    house.gatekeeper.look_after_stalls(house.begun, 0.1)
     assert len(house.back) == 80 - 24
     assert house.come(1, 0.2, "d79.example", 79) == [False]
     assert house.allowed(0.2, "d79.example") == house.allowed(0.2, "d30.example") == 0
     place, job = house.begun.popitem()
     job.leave_gates()
     house.dispatch.leave(place)
-    house.gatekeeper.look_for_stalls(house.begun, 0.3)
+    house.gatekeeper.look_after_stalls(house.begun, 0.3)
     allowed = Counter(house.allowed(0.3, f"d{number}.example") for number in range(24, 80))
     assert allowed == {0: 55, 1: 1}
 
@@ -363,7 +363,7 @@ def test_what_was_announced_behind_a_stall_waits_again():
     following = house.dispatch.next(place, 0.0)
     assert following is not None
     job.following = following
-    house.gatekeeper.look_for_stalls({place: job}, 10.0)
+    house.gatekeeper.look_after_stalls({place: job}, 10.0)
     assert announced(job) == (None, True)
     assert list(house.line.jobs()) == [following]
 
@@ -374,7 +374,7 @@ def test_an_owner_whose_deliveries_hang_everywhere_is_narrowed():
     for number in range(20):
         house.waiting(1, f"d{number}.example", owner=MALLORY)
     begun = dict(house.dispatch.start(0.0))
-    house.gatekeeper.look_for_stalls(begun, 1.0)
+    house.gatekeeper.look_after_stalls(begun, 1.0)
     assert house.gates.find(GateKey("route", owner=MALLORY.int)) is not None
     assert house.back
     assert not house.gatekeeper.lets(house.line, house.job("new.example", owner=MALLORY), 1.0)
@@ -390,8 +390,8 @@ def test_an_owner_who_hangs_over_two_routes_is_narrowed_over_all():
         house.dispatch.put(line, house.job(f"d{number}.example", owner=MALLORY))
     begun = dict(house.dispatch.start(0.0))
     assert Counter(place.line.key for place in begun) == {"route": 4, "second": 3}
-    house.gatekeeper.look_for_stalls(begun, 1.0)
-    assert house.dispatch.held(MALLORY.int) == 7
+    house.gatekeeper.look_after_stalls(begun, 1.0)
+    assert house.dispatch.in_the_way(MALLORY.int) == 7
     assert len(house.back) == 13
     third: Line[Job, Any] = house.dispatch.add("third", None)
     for line in (house.line, second, third):
@@ -406,10 +406,10 @@ def test_what_one_owner_has_waiting_behind_a_single_stall_is_narrowed():
         house.waiting(1, f"d{number}.example", owner=MALLORY)
     begun = dict(house.dispatch.start(0.0))
     assert len(begun) == 1
-    house.gatekeeper.look_for_stalls(begun, 0.1)
+    house.gatekeeper.look_after_stalls(begun, 0.1)
     assert house.back == []
-    house.gatekeeper.look_for_stalls(begun, 1.0)
-    assert house.dispatch.held(MALLORY.int) == 7
+    house.gatekeeper.look_after_stalls(begun, 1.0)
+    assert house.dispatch.in_the_way(MALLORY.int) == 7
 
 
 # What receivers ask for ---------------------------------------------------------------------------

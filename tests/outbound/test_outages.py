@@ -22,7 +22,7 @@ from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import Gates
 from relay.outbound.jobs import Job
 from relay.outbound.lanes import DueLane, LaneBook, lane_of
-from relay.outbound.mx.direct import FIRST_WIDTH
+from relay.outbound.mx.direct import SITE_WIDTH
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.settler import Settler
@@ -157,7 +157,7 @@ class World:
         key = SiteKey("mx", f"mx:{mail.domain}", ((0, mail.domain),), ())
         line = self.dispatch.lines.get(key)
         if line is None:
-            line = self.dispatch.add(key, None, width=FIRST_WIDTH, on_trial=True)
+            line = self.dispatch.add(key, None, width=SITE_WIDTH, is_site=True)
         self._of[job.key] = mail
         if self.gatekeeper.lets(line, job, self.now):
             self.dispatch.put(line, job)
@@ -324,7 +324,7 @@ def test_a_burst_to_a_domain_that_stalls_leaves_room_for_all_others():
         for _ in range(burst):
             world.queue(DEAD, 10.0)
         world.run(90.0)
-        assert world.held[lane_of(OWNER, DEAD)] == min(burst, FIRST_WIDTH)
+        assert world.held[lane_of(OWNER, DEAD)] == min(burst, SITE_WIDTH)
         return latencies(world)
 
     assert beside(1000) == pytest.approx(beside(0), abs=1e-9)
@@ -360,7 +360,7 @@ class Ticking(Claiming):
     def _tick(self) -> None:
         self.hear(still=True)
         self.dispatch.step_aside(self.now)
-        if self.gatekeeper.look_for_stalls(self.begun, self.now):
+        if self.gatekeeper.look_after_stalls(self.begun, self.now):
             self.hear()
         self._at(self.now + TICK, TICK)
 

@@ -281,11 +281,11 @@ class SiteConnections(Connections):
             why = f"{failed[0][0].name} cannot be asked: {failed[0][1].outcome.text}"
         else:
             unproved = [one for one, _, heard in lacking if not heard.offer.verified]
-            why = self._doubt(domain, unproved if mail.require_tls else [])
+            why = self._why_retry(domain, unproved if mail.require_tls else [])
         _, lack, heard = lacking[0]
         raise Unsuited(_of_the_mail(lack, why), heard.peer)
 
-    def _doubt(self, domain: str, unproved: Sequence[Exchanger]) -> str:
+    def _why_retry(self, domain: str, unproved: Sequence[Exchanger]) -> str:
         """Why a mail may be taken at another time that no exchanger takes; empty: it will not.
 
         `unproved`: those that have lacked verified TLS.

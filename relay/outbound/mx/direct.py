@@ -1,7 +1,7 @@
 """Direct delivery as the sender has it: the sites, the connections to them, and how many.
 
 Promises
-- A site has at most `most` connections, and begins with `FIRST_WIDTH`: a site that stalls cannot
+- A site has at most `most` connections, and begins with `SITE_WIDTH`: a site that stalls cannot
   take the places of others, however much mail waits for it; nor can many, for until a site has
   answered its deliveries take none (`relay.outbound.dispatch`, aside).
 - A receiver (`relay.outbound.shaping.traffic`) has no more than it is given, with all its sites
@@ -34,7 +34,7 @@ from relay.smtp.connection import Deadlines, opportunistic_tls
 if TYPE_CHECKING:
     from relay.dns.resolver import Resolver  # loaded when it is first needed
 
-FIRST_WIDTH = 2
+SITE_WIDTH = 2
 """Connections that a site begins with; each answer makes it one more."""
 
 OWN = ("mx", "loop:")

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import trio
 
+from relay.dns.turns import PATIENCE
 from relay.outbound.jobs import Job
 from relay.outbound.mx.exchangers import Unreachable
 from relay.outbound.mx.sites import Site, Sites
 
-LATE = 0.25
+LATE = PATIENCE
 """Seconds after which a look-up takes longer than usual."""
 
 LookedUp = Callable[[str, Sequence[Job], "Site | Unreachable | Exception"], None]
