@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from relay_client._started import _environment, _installed, _ready
+from relay_client._started import _environment, _installed, _ready, process_of
 
 
 class Restartable:
@@ -33,7 +33,7 @@ class Restartable:
         (self._folder / "data" / "run" / "relay.json").unlink(missing_ok=True)
         with (self._folder / "relay.log").open("ab") as log:
             self._process = subprocess.Popen(_installed(), env=self._env, stdout=log, stderr=log)
-        _ready(self._folder, self._process.pid)
+        _ready(self._folder, process_of(self._process.pid))
         for address in addresses:
             with smtplib.SMTP("127.0.0.1", self._smtp) as client:
                 client.sendmail("a@shop.example", [address], b"Subject: Reset\r\n\r\n1")

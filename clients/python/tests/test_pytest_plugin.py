@@ -22,7 +22,7 @@ from cases import CASES
 import relay_client
 from relay_client import Relay, RelayError
 from relay_client._records import parsed_info
-from relay_client._started import _OURS, _runs, running, started, stop
+from relay_client._started import _OURS, Process, _runs, _watch, process_of, running, started, stop
 from relay_client.pytest_plugin import smtp_server_of
 
 _SENDS = """
@@ -543,9 +543,10 @@ def test_who_watched_one_run_leaves_the_next_its_data(tmp_path: Path) -> None:
     watch.send_signal(signal.SIGCONT)
     watch.wait(20)
     second = running(tmp_path)
-    assert second not in (None, first)
+    assert second != first
     assert (tmp_path / "data" / "run" / "relay.json").exists()
-    stop(tmp_path, int(str(second)))
+    assert second is not None
+    stop(tmp_path, second)
 
 
 def test_a_relay_that_nobody_reaps_has_stopped(tmp_path: Path) -> None:
@@ -553,6 +554,27 @@ def test_a_relay_that_nobody_reaps_has_stopped(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     began = time.monotonic()
-    stop(tmp_path, ended.pid)
+    stop(tmp_path, process_of(ended.pid))
     assert time.monotonic() - began < 5.0
     ended.wait()
+
+
+def test_whoever_has_the_number_of_a_relay_that_ended_is_let_alone(tmp_path: Path) -> None:
+    """By who stops it, and by who watches; its data goes all the same."""
+    with subprocess.Popen(["sleep", "100"]) as stranger:
+        owner = subprocess.Popen(["sleep", "100"])
+        started(tmp_path, _RUNS, owner.pid)
+        relay, watch = running(tmp_path), _OURS[-1]
+        assert relay is not None
+        earlier = Process(stranger.pid, str(int(process_of(stranger.pid).began) - 1))
+        stop(tmp_path, earlier, keep=True)
+        watch.kill()
+        os.kill(relay.pid, signal.SIGKILL)
+        (tmp_path / "pid").write_text(f"{earlier.pid} {earlier.began}")
+        _watch(owner.pid, earlier, tmp_path / "data", tmp_path / "pid")
+        owner.kill()
+        owner.wait()
+        assert _OURS[-1].wait(60) == 0
+        assert not (tmp_path / "data").exists()
+        assert stranger.poll() is None
+        stranger.kill()

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from relay_client.errors import RelayError
 
@@ -29,15 +29,17 @@ _STARTS_WITHIN = 60.0  # s; the first start of all makes a database
 _STOPS_WITHIN = 20.0  # s
 _UP = re.compile(r"\bup\b")
 _OURS: list[subprocess.Popen[bytes]] = []
-# Ends a relay ($2) whose owner ($1) has gone: one that was killed stops nothing.  Then removes its
-# data ($3; empty: it stays), as `stop` does it where there is an owner.  Where that was done, and
-# perhaps another relay started there meanwhile, what says which relay has the folder ($4) says so.
+# Ends a relay ($2, begun at $5) whose owner ($1) has gone: one that was killed stops nothing.  Then
+# removes its data ($3; empty: it stays), as `stop` does it where there is an owner.  Where that was
+# done, and perhaps another relay started there meanwhile, what says which relay has the folder ($4)
+# says so.
 _WATCH = """exec 2>/dev/null
 while kill -0 "$1" && kill -0 "$2"; do sleep 1; done
 kill -0 "$1" && exit
-kill "$2"
-n=0; while kill -0 "$2" && [ $n -lt 20 ]; do sleep 1; n=$((n + 1)); done
-[ -z "$3" ] || [ "$(cat "$4")" != "$2" ] || rm -rf "$3" "$4"
+runs() { kill -0 "$2" && [ "$(sed 's/.*) //' "/proc/$2/stat" | cut -d' ' -f20)" = "$5" ]; }
+runs "$@" && kill "$2"
+n=0; while runs "$@" && [ $n -lt 20 ]; do sleep 1; n=$((n + 1)); done
+[ -z "$3" ] || [ "$(cat "$4")" != "$2 $5" ] || rm -rf "$3" "$4"
 """
 _FREE_PORTS = {
     "RELAY_HTTP__BIND": "127.0.0.1:0",
@@ -46,6 +48,19 @@ _FREE_PORTS = {
     "RELAY_DEVICES__PUSH_BIND": "127.0.0.1:0",
     "RELAY_DEVICES__RECEIVE_BIND": "127.0.0.1:0",
 }
+
+
+class Process(NamedTuple):
+    """A process, and not another that was given its number after it had ended."""
+
+    pid: int
+    began: str
+    """As /proc says it, in clock ticks since the system's start; empty where there is none."""
+
+
+def process_of(pid: int) -> Process:
+    """Return the process that has this number now."""
+    return Process(pid, (_stat(pid) or {}).get("began", ""))
 
 
 def started(
@@ -71,9 +86,9 @@ def started(
             if begins is not None:
                 begins()
             relay = _start(folder, words)
-            process.write_text(str(relay))
+            process.write_text(f"{relay.pid} {relay.began}")
             _watch(owner, relay, None if keep else folder / "data", process)
-        return _ready(folder, int(process.read_text()), command)
+        return _ready(folder, _read(process), command)
 
 
 def opens(folder: Path, command: str | None) -> str:
@@ -83,22 +98,23 @@ def opens(folder: Path, command: str | None) -> str:
     return shlex.join([*named, "--data-dir", str(folder / "data")])
 
 
-def running(folder: Path) -> int | None:
+def running(folder: Path) -> Process | None:
     """Return the process of the relay that was started in `folder`."""
     try:
-        return int((folder / "pid").read_text())
+        return _read(folder / "pid")
     except FileNotFoundError:
         return None
 
 
-def stop(folder: Path, process: int, *, keep: bool = False) -> None:
+def stop(folder: Path, process: Process, *, keep: bool = False) -> None:
     """Stop what `running` has returned, wait for its end, and remove its data or keep it."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGTERM)
+        if _runs(process):
+            os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + _STOPS_WITHIN
         while _runs(process):
             if time.monotonic() > deadline:
-                os.kill(process, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
                 break
             time.sleep(0.02)
     if not keep:
@@ -120,7 +136,12 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _start(folder: Path, words: list[str]) -> int:
+def _read(file: Path) -> Process:
+    pid, _, began = file.read_text().partition(" ")
+    return Process(int(pid), began)
+
+
+def _start(folder: Path, words: list[str]) -> Process:
     with (folder / "relay.log").open("wb") as log:
         try:
             process = subprocess.Popen(  # noqa: S603  # whoever runs the tests chose it
@@ -136,7 +157,7 @@ def _start(folder: Path, words: list[str]) -> int:
                 f"the relay cannot be started by {shlex.join(words)}: {error}"
             ) from None
     _OURS.append(process)  # or its object would warn that it still runs, which is meant
-    return process.pid
+    return process_of(process.pid)
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -144,9 +165,9 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**others, **_FREE_PORTS, "RELAY_DATA_DIR": str(folder / "data")}
 
 
-def _watch(owner: int, relay: int, data: Path | None, process: Path) -> None:
+def _watch(owner: int, relay: Process, data: Path | None, process: Path) -> None:
     quiet = subprocess.DEVNULL
-    what = [str(owner), str(relay), str(data or ""), str(process)]
+    what = [str(owner), str(relay.pid), str(data or ""), str(process), relay.began]
     words = ["/bin/sh", "-c", _WATCH, "relay-client", *what]
     _OURS.append(
         subprocess.Popen(  # noqa: S603  # numbers and a path of ours
@@ -168,7 +189,7 @@ def _installed() -> list[str]:
     )
 
 
-def _ready(folder: Path, process: int, command: str | None = None) -> dict[str, Any]:
+def _ready(folder: Path, process: Process, command: str | None = None) -> dict[str, Any]:
     description = folder / "data" / "run" / "relay.json"
     deadline = time.monotonic() + _STARTS_WITHIN
     while True:
@@ -184,18 +205,29 @@ def _ready(folder: Path, process: int, command: str | None = None) -> dict[str, 
         time.sleep(0.02)
 
 
-def _runs(process: int) -> bool:
+def _runs(process: Process) -> bool:
     for child in _OURS:
-        child.poll()
+        if child.poll() is not None and child.pid == process.pid and not process.began:
+            return False
     try:
-        os.kill(process, 0)
+        os.kill(process.pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:
+        pass  # somebody else's, who has its number
     # One whose parent was a worker that has gone is nobody's child, or of somebody who never looks,
     # such as the first process of a container.
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    found = _stat(process.pid)
+    return found is None or (found["state"] != "Z" and found["began"] == process.began)
+
+
+def _stat(pid: int) -> dict[str, str] | None:
+    """Return what /proc says of a process; None where it says nothing."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return {"state": fields[0], "began": fields[19]}
 
 
 def _said(folder: Path, command: str | None) -> str:

@@ -27,7 +27,7 @@ import pytest
 from relay_client import Inbox, Info, Refused, Relay, RelayError
 from relay_client._connect import is_loopback
 from relay_client._saying import Kept, Missing, Progress
-from relay_client._started import opens, running, started, stop
+from relay_client._started import Process, opens, running, started, stop
 from relay_client._text import visible
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Relays:
         self._is_worker = hasattr(config, "workerinput")
         self._owner = os.getppid() if self._is_worker else os.getpid()
         self._keeps = bool(config.getoption("relay_keep"))
-        self._ours: tuple[Path, int] | None = None
+        self._ours: tuple[Path, Process] | None = None
         self.missing = Missing()
         self.kept = Kept()
 
