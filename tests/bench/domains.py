@@ -38,6 +38,7 @@ from typing import Any
 import psycopg
 import trio
 
+from tests.black_hole import black_hole
 from tests.dns.server import DnsServer
 from tests.relay_process import RelayProcess
 from tests.stalling import many_files, resident
@@ -97,17 +98,6 @@ def _listening(address: str, port: int, backlog: int = 64) -> socket.socket:
     return listener
 
 
-def _deaf(address: str, port: int) -> list[socket.socket]:
-    """Sockets, one of which listens with a full queue: who knocks there is not heard."""
-    held = [_listening(address, port, 0)]
-    for _ in range(4):
-        sock = socket.socket()
-        sock.setblocking(False)
-        sock.connect_ex((address, port))
-        held.append(sock)
-    return held
-
-
 async def _take(stream: trio.SocketStream, hangs: str = "nowhere") -> None:
     """Take all mail, up to what it says nothing to: a verb, `dot`, or empty for the greeting."""
     async with stream:
@@ -158,11 +148,12 @@ async def _world() -> None:
     first = _listening(_address(0), 0)
     port = first.getsockname()[1]
     listeners = [first, *(_listening(_address(number), port) for number in range(1, DOMAINS))]
-    holes = _deaf(_DEAD["black hole"], port)
+    holes = contextlib.ExitStack()
+    holes.enter_context(black_hole(_DEAD["black hole"], port))
     dead = [(_DEAD["silent"], "")]
     for _, address, hangs in (each for count in CROWDS for each in _crowd(count)):
         if hangs == "black hole":
-            holes += _deaf(address, port)
+            holes.enter_context(black_hole(address, port))
         else:
             dead.append((address, hangs))
     async with trio.open_nursery() as nursery:
@@ -176,8 +167,7 @@ async def _world() -> None:
         # Until nobody reads what is said here.
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
         nursery.cancel_scope.cancel()
-    for each in holes:
-        each.close()
+    holes.close()
 
 
 @contextmanager

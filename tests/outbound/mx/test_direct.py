@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -27,6 +26,7 @@ from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
 from relay.smtp import racing
 from relay.smtp.tls_faults import TlsFault, Wrong
 from tests import certificates
+from tests.black_hole import black_hole
 from tests.dns.server import DnsServer
 from tests.eventually import eventually
 from tests.outbound.node import put
@@ -457,20 +457,6 @@ async def test_two_hundred_domains_whose_dns_is_silent_hold_up_no_other(pool):
             await w.send(*(f"a@d{number}.example" for number in range(60)))
         looked_up = "SELECT count(*) FROM relay.outbound_messages WHERE status = 'processing'"
         assert await pool.fetch_value(looked_up) >= 200
-
-
-@contextmanager
-def black_hole(host: str, port: int) -> Iterator[None]:
-    """An address that hears nobody who knocks: it listens with a full queue."""
-    with ExitStack() as stack:
-        listening, *knocking = (stack.enter_context(socket.socket()) for _ in range(5))
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(0)
-        for each in knocking:
-            each.setblocking(False)
-            each.connect_ex((host, port))
-        yield
 
 
 def hangs_at(verb: str, streams: list[trio.abc.Stream]) -> Script:
