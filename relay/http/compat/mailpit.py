@@ -17,7 +17,7 @@ import html
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from quart import Response, request
 
@@ -57,6 +57,8 @@ from relay.mailboxes.records import ReceivedMessage
 from relay.metrics import registry
 from relay.outbound.senders import LOOP
 from relay.smtp.chaos import Chaos, Rate
+
+T = TypeVar("T")
 
 ROOT = "/compat/mailpit"
 API = f"{ROOT}/api/v1"
@@ -124,8 +126,9 @@ def register(api: Api) -> None:
 
         return await beside(call, found.mails, made)
 
-    async def beside(call: Call, shown: Sequence[Mail], make: Callable[[], Response]) -> Response:
-        """An answer, made beside the loop where senders had so much to say that it takes long."""
+    async def beside(call: Call, shown: Sequence[Mail], make: Callable[[], T]) -> T:
+        """What is answered, made beside the loop where senders had so much to say that it takes
+        long."""
         long = sum(mail.length for mail in shown) > _LONG
         return await callers.apart(call, make) if long else make()
 
@@ -207,8 +210,11 @@ def register(api: Api) -> None:
         if indexes:
             parts = await callers.parts(call, mail, indexes, shapes.checksums_of)
             sums = {index: part[2] for index, part in parts.items()}
+        shown = await beside(call, [mail], lambda: shapes.message(mail, found, sums))
+        # Marked once there is room for it.
+        answer = await callers.downloads.json(callers.owner(call), shown, found.loaded)
         await mark_read(call, mail)
-        return await beside(call, [mail], lambda: json_response(shapes.message(mail, found, sums)))
+        return answer
 
     @api.add(
         "GET",

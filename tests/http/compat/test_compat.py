@@ -301,6 +301,28 @@ async def test_mailhogs_answer_is_held_until_it_was_sent(database_url: str, pool
         )
 
 
+async def test_mailpits_message_is_held_until_it_was_sent(database_url: str, pool: Pool):
+    """Likewise; what there is no room for stays unread."""
+    limits = replace(SMALL, download_bytes=128 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        key = await house.key("read", "send")
+        address = await mailbox_of(house, key)
+        paths = [
+            f"{MAILPIT}/message/{await house.deliver(address, nested(0, 800_000))}"
+            for _ in range(2)
+        ]
+        async with contextlib.AsyncExitStack() as peers:
+            answers = [await unread(peers, house.port, path, key) for path in paths]
+            assert answers == [b"HTTP/1.1 200", b"HTTP/1.1 503"]
+            assert (await listed(house, key))["unread"] == 1
+        await eventually(
+            lambda: house.client.get(paths[1], headers=key),
+            "it is given",
+            until=lambda answer: answer.status_code == 200,
+        )
+        assert (await listed(house, key))["unread"] == 0
+
+
 async def test_mail_is_there_right_after_its_250(house: House):
     """What was accepted and is not parsed yet is waited for by what lists, searches or changes; not
     what others see, nor what was deleted meanwhile."""
