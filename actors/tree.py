@@ -189,6 +189,7 @@ from relay.smtp.connection import client_tls
 from relay.smtp.filtering import load as load_filter
 from relay.smtp.front import Front
 from relay.smtp.limits import SmtpLimits, part_of
+from relay.smtp.racing import AT_ONCE as RACED
 from relay.smtp.refused import RefusedRecipients
 from relay.webhooks.post import Poster
 from relay.webhooks.store import Webhooks
@@ -928,8 +929,7 @@ def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
     needed = (
         _OTHER_FILES
         + settings.database.pool_size
-        + settings.outbound.concurrency
-        + most_aside(settings.outbound.concurrency)
+        + RACED * (settings.outbound.concurrency + most_aside(settings.outbound.concurrency))
         + AT_ONCE
         + MOST_LATE
         + settings.webhooks.concurrency

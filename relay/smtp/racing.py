@@ -1,14 +1,20 @@
 """Connects to one of several addresses, whichever answers first (RFC 8305, "happy eyeballs").
 
-Promises: an address is tried when the one before it has failed, or has not answered for `DELAY`
-seconds; the first connection wins and the others are closed.  No name is resolved here: the
-addresses are those that the caller has checked.  Where it is said from which addresses of ours to
-connect, it is done from these alone: who is of a family that there is none of is not tried.
+Promises
+- An address is tried when one before it has failed, or the last has not answered for `DELAY`
+  seconds; the first connection wins and the others are closed.
+- At most `AT_ONCE` sockets are open.  An address is given up for one that waits when it has had
+  `GIVEN` seconds, or its share of the time until the caller's deadline, so that each is tried
+  before that.
+- No name is resolved here: the addresses are those that the caller has checked.
+- Where it is said from which addresses of ours to connect, it is done from these alone: who is of a
+  family that there is none of is not tried.
 
 Fails with the `OSError` of the address that was given up last; there is no deadline but the
 caller's.
 
-Why not `trio.open_tcp_stream`, which races too: it takes a name, and asks the system for it.
+Why not `trio.open_tcp_stream`, which races too: it takes a name, asks the system for it, and opens
+a socket for each of the name's addresses: a stranger publishes as many as he likes.
 """
 
 from __future__ import annotations
@@ -21,6 +27,10 @@ from relay.net import NoSuchSource, open_tcp_stream, open_tcp_stream_from
 
 DELAY = 0.25
 """Seconds that an address has to itself (RFC 8305, 5)."""
+AT_ONCE = 2
+"""Sockets of one race: one of each family."""
+GIVEN = 2.0
+"""Seconds that an address has while others wait: a SYN that was lost is sent again after one."""
 
 
 async def race(
@@ -36,27 +46,40 @@ async def race(
             raise NoSuchSource("no address of a family that the source has")
     if len(addresses) == 1:
         return await _connect(addresses[0], port, sources)
+    rest = trio.current_effective_deadline() - trio.current_time()
+    given = min(GIVEN, rest * AT_ONCE / max(len(addresses), 1))
     won: list[trio.SocketStream] = []
     failure = OSError("no address")
+    under_way: dict[trio.CancelScope, float] = {}  # since when, the oldest first
+    ended = trio.lowlevel.ParkingLot()  # of this function alone, until one of them has
 
-    async def attempt(address: str, over: trio.Event) -> None:
+    async def attempt(address: str, scope: trio.CancelScope) -> None:
         nonlocal failure
         try:
-            stream = await _connect(address, port, sources)
+            with scope:
+                won.append(await _connect(address, port, sources))
+                nursery.cancel_scope.cancel()
         except OSError as error:
             failure = error
-            over.set()
-        else:
-            won.append(stream)
-            nursery.cancel_scope.cancel()
+        finally:
+            del under_way[scope]
+            ended.unpark()
 
     try:
         async with trio.open_nursery() as nursery:
             for address in addresses:
-                over = trio.Event()
-                nursery.start_soon(attempt, address, over)
+                while len(under_way) == AT_ONCE:
+                    oldest, began = next(iter(under_way.items()))
+                    with trio.move_on_at(began + given) as within:
+                        await ended.park()
+                    if within.cancelled_caught and oldest in under_way:
+                        oldest.cancel()
+                        await ended.park()
+                scope = trio.CancelScope()
+                under_way[scope] = trio.current_time()
+                nursery.start_soon(attempt, address, scope)
                 with trio.move_on_after(DELAY):
-                    await over.wait()
+                    await ended.park()
     except BaseException:
         for stream in won:
             await trio.aclose_forcefully(stream)

@@ -543,32 +543,3 @@ async def test_large_mail_to_sites_that_are_dead_holds_up_none_to_others(pool):
         assert len(hanging) == 2
         for stream in hanging:
             await trio.aclose_forcefully(stream)
-
-
-# Racing -------------------------------------------------------------------------------------------
-
-
-async def test_addresses_are_raced():
-    """One that does not answer costs a quarter of a second, one that refuses nothing."""
-    with trio.socket.socket() as full:
-        await full.bind(("127.0.0.4", 0))
-        full.listen(0)
-        port = full.getsockname()[1]
-        fillers = [trio.socket.socket() for _ in range(4)]
-        async with trio.open_nursery() as nursery:
-            for filler in fillers:  # no room is left in its queue
-                nursery.start_soon(filler.connect, ("127.0.0.4", port))
-            async with running_sink(host="127.0.0.5", port=port) as sink:
-                await trio.sleep(0.05)
-                for addresses in (["127.0.0.4", "127.0.0.5"], ["127.0.0.6", "127.0.0.5"]):
-                    began = trio.current_time()
-                    async with await racing.race(addresses, port) as stream:
-                        assert stream.socket.getpeername()[0] == "127.0.0.5"
-                    took = trio.current_time() - began
-                    assert took < (2.0 if addresses[0] == "127.0.0.4" else racing.DELAY)
-                with pytest.raises(OSError, match="all attempts"):
-                    await racing.race(["127.0.0.6", "127.0.0.7"], port)
-                assert len(sink.sessions) == 2
-            nursery.cancel_scope.cancel()
-        for filler in fillers:
-            filler.close()
