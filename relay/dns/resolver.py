@@ -4,16 +4,18 @@ It asks recursive servers, one after the other, over UDP, and over TCP what does
 datagram that is longer than the query allowed counts as one that was cut off.
 
 Promises
-- `ask` never raises for what the DNS does, and answers within its time: NXDOMAIN, no data and
-  failure (SERVFAIL, REFUSED, nobody answers, nonsense) are told apart.
+- `ask` never raises for what the DNS does, and answers within its time, the wait for its turn not
+  counted, which has a bound of its own: NXDOMAIN, no data and failure (SERVFAIL, REFUSED, nobody
+  answers, nonsense) are told apart.
 - An answer is believed only from the address and port that was asked, at a port of this host
   chosen anew each time, with the id and the question of the query.  Whoever guesses has one guess:
   after the first datagram that is no answer, the question is asked over TCP.
 - One question is under way once, however many ask it (single flight); one asker who gives up takes
   nothing from the others.  At most `concurrency` have a turn, and `MOST_LATE` go on without, as
-  they are not answered; the others wait, within their time (`relay.dns.turns` says how long).
+  they are not answered; the others wait (`relay.dns.turns` says how long).
 - What was answered is kept for its TTL, at most `MAX_TTL`, that there is nothing at most
-  `MAX_NEGATIVE_TTL`, failures for `failed_ttl`, even if their asker has waited in vain; the cache
+  `MAX_NEGATIVE_TTL`, failures for `failed_ttl`, even if their asker has waited in vain, but for
+  those of this machine (no file can be opened), which say nothing of a name; the cache
   holds `MAX_CACHED` answers of `MAX_CACHED_BYTES` each at most, the least recently used go first.
 - `proof` says whether what an answer says of itself (`Answer.secure`) can be believed: all servers
   are on this host, with no network in between, and validate.
@@ -29,6 +31,7 @@ its cache keeps whole responses, and see `relay.dns.wire` for what a large respo
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -57,6 +60,8 @@ MAX_CACHED = 4096
 MAX_CACHED_BYTES = 4096
 _RECORD_BYTES = 64  # that a record takes in memory, however short it is
 _RESOLV_CONF = Path("/etc/resolv.conf")
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What this machine lacks to ask, whoever is asked."""
 
 Server = tuple[str, int]
 """Address and port."""
@@ -92,13 +97,15 @@ class _Cached(NamedTuple):
 class _Flight:
     """A question under way; `answer` stays None if whoever asked gave up.
 
-    `failure`: why the last try failed; empty: none has, so far.
+    `failure`: why the last try failed; empty: none has, so far.  `failed_ttl`: for how long it is
+    kept that it has failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, failed_ttl: float) -> None:
         self.landed = trio.Event()
         self.answer: Answer | None = None
         self.failure = ""
+        self.failed_ttl = failed_ttl
 
 
 class _NoAnswer(Exception):
@@ -113,6 +120,7 @@ class Resolver:
         servers: Sequence[Server] = (),
         *,
         ask_timeout: float = 10.0,
+        turn_timeout: float = 20.0,
         server_timeout: float = 2.0,
         concurrency: int = AT_ONCE,
         failed_ttl: float = 30.0,
@@ -121,11 +129,13 @@ class Resolver:
     ) -> None:
         """`servers`: none: those of /etc/resolv.conf, read again when it changes.
 
-        `ask_timeout`: seconds for a question in all; `server_timeout`: for a server's answer;
-        `patience`: for it while others wait.
+        `ask_timeout`: seconds for a question, once it has its turn; `turn_timeout`: to wait for
+        that, or for whoever asks the same; `server_timeout`: for a server's answer; `patience`: for
+        it while others wait.
         """
         self._servers = tuple(servers)
         self._ask_timeout = ask_timeout
+        self._turn_timeout = turn_timeout
         self._server_timeout = server_timeout
         self._failed_ttl = failed_ttl
         self._silent_ttl = silent_ttl
@@ -143,6 +153,7 @@ class Resolver:
         return Resolver(
             self._servers,
             ask_timeout=self._ask_timeout,
+            turn_timeout=self._turn_timeout,
             server_timeout=self._server_timeout,
             concurrency=self._concurrency,
             failed_ttl=self._failed_ttl,
@@ -191,8 +202,9 @@ class Resolver:
 
     async def proof(self) -> Proof:
         """Find out whether the servers validate, each asked anew for what the root has signed."""
-        unheard = Proof(True)
-        for server in dict.fromkeys(self._servers or self._system_servers()):
+        servers = dict.fromkeys(self._servers or self._system_servers())
+        unheard = Proof(True) if servers else Proof(None, "silent")
+        for server in servers:
             if not is_loopback(server[0]):
                 return Proof(False, "remote", server[0])
             try:
@@ -211,22 +223,22 @@ class Resolver:
         if not is_name(question.name):
             return NXDOMAIN
         mine: _Flight | None = None
-        with trio.move_on_after(self._ask_timeout):
+        with trio.move_on_after(self._turn_timeout) as within:
             while True:
                 if (known := self._known(question)) is not None:
                     await trio.lowlevel.checkpoint()
                     return known
                 flight = self._flights.get(question)
                 if flight is None:
-                    mine = _Flight()
-                    return await self._lead(question, mine)
+                    mine = _Flight(self._failed_ttl)
+                    return await self._lead(question, mine, within)
                 await flight.landed.wait()
                 if flight.answer is not None:
                     return flight.answer
-        if mine is None or not mine.failure:  # it has waited for a place, or for somebody else
-            return Answer(Status.FAILED, detail=f"no answer within {self._ask_timeout:g} s")
+        if mine is None or not mine.failure:  # it has waited: for its turn, or for somebody else
+            return Answer(Status.FAILED, detail="no answer in time")
         failed = Answer(Status.FAILED, detail=mine.failure)
-        self._keep(question, failed, self._failed_ttl)
+        self._keep(question, failed, mine.failed_ttl)
         return failed
 
     def _known(self, question: Question) -> Answer | None:
@@ -246,11 +258,12 @@ class Resolver:
             if len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
 
-    async def _lead(self, question: Question, flight: _Flight) -> Answer:
-        """Ask for all who want to know."""
+    async def _lead(self, question: Question, flight: _Flight, within: trio.CancelScope) -> Answer:
+        """Ask for all who want to know; `within`: has its deadline set when the turn is taken."""
         self._flights[question] = flight
         try:
             turn = await self._turns.take()
+            within.deadline = trio.current_time() + self._ask_timeout
             try:
                 self._asked += 1
                 answer, ttl = await self._ask_servers(question, flight)
@@ -275,14 +288,17 @@ class Resolver:
                 flight.failure = f"{server[0]}: no answer within {self._server_timeout:g} s"
             except OSError as error:
                 flight.failure = f"{server[0]}: {error}"
+                if _is_ours(error):
+                    flight.failed_ttl = 0.0
             except (_NoAnswer, wire.Malformed) as error:
                 self._silent.pop(server, None)
                 flight.failure = f"{server[0]}: {error}"
             else:
                 self._silent.pop(server, None)
                 return answer
-        why = flight.failure or "there are no servers"
-        return Answer(Status.FAILED, detail=why), self._failed_ttl
+        if not flight.failure:
+            return Answer(Status.FAILED, detail=f"{_RESOLV_CONF} cannot be read for now"), 0.0
+        return Answer(Status.FAILED, detail=flight.failure), flight.failed_ttl
 
     def _tries(self) -> list[Server]:
         """The servers to ask, each as often as it is asked."""
@@ -298,13 +314,15 @@ class Resolver:
         return [*well, *silent, *well] if well else silent[:1]
 
     def _system_servers(self) -> tuple[Server, ...]:
+        """Those of the system; none: who they are cannot be read for now."""
         try:
             changed = os.stat(_RESOLV_CONF).st_mtime_ns
             if self._system is None or self._system[0] != changed:
                 self._system = changed, system_servers(_RESOLV_CONF.read_text(errors="replace"))
-        except OSError:
-            return (("127.0.0.1", 53),)
-        return self._system[1]
+        except OSError as error:
+            if not _is_ours(error):
+                return (("127.0.0.1", 53),)
+        return () if self._system is None else self._system[1]
 
 
 def system_servers(text: str) -> tuple[Server, ...]:
@@ -319,6 +337,13 @@ def system_servers(text: str) -> tuple[Server, ...]:
                 continue
             servers.append((words[1], 53))
     return tuple(servers[:3]) or (("127.0.0.1", 53),)
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether it is this machine that cannot ask; Trio's "all attempts failed" is looked into."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_ours, error.exceptions))
+    return isinstance(error, OSError) and (error.errno in _OURS or _is_ours(error.__cause__))
 
 
 # ------------------------------------------------------------------------ one server

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import trio
@@ -14,7 +17,7 @@ from relay.checks import spf
 from relay.checks.evidence import examine
 from relay.checks.verdict import judge
 from relay.dns.questions import Question, Status
-from relay.dns.resolver import Resolver, system_servers
+from relay.dns.resolver import Proof, Resolver, system_servers
 from relay.dns.turns import AT_ONCE, MOST_LATE, PATIENCE
 from tests.checks.signing import record, rsa_key, sign
 from tests.dns.server import DnsServer
@@ -212,7 +215,7 @@ async def test_behind_more_silent_questions_than_may_be_late_another_waits_for_a
     autojump_clock, server
 ):
     """`AT_ONCE` that have a turn and `MOST_LATE` that have none any more."""
-    resolver = Resolver([server.address], ask_timeout=60.0, server_timeout=20.0)
+    resolver = Resolver([server.address], ask_timeout=60.0, turn_timeout=60.0, server_timeout=20.0)
     async with trio.open_nursery() as nursery:
         for number in range(AT_ONCE + MOST_LATE):
             nursery.start_soon(resolver.ask, Question(f"silent.{number}.example", "A"))
@@ -223,14 +226,104 @@ async def test_behind_more_silent_questions_than_may_be_late_another_waits_for_a
 
 
 async def test_the_deadline_of_a_question(server):
-    """Waiting for a place counts."""
+    """What nobody answers within it has failed."""
     server.gate = trio.Event()
-    resolver = Resolver([server.address], concurrency=1, ask_timeout=0.2)
+    resolver = Resolver([server.address], ask_timeout=0.2)
+    answer = await resolver.ask(Question("a.example", "A"))
+    assert (answer.status, answer.detail) == (Status.FAILED, "no answer in time")
+
+
+async def test_the_wait_for_a_turn_does_not_count(autojump_clock, server):
+    """A question has its time from its turn on; the wait before has a bound of its own, and who
+    has waited in vain has learned nothing."""
+    resolver = Resolver(
+        [server.address],
+        concurrency=1,
+        patience=60.0,
+        ask_timeout=10.0,
+        turn_timeout=25.0,
+        server_timeout=7.0,
+    )
+    ends: dict[str, tuple[float, Status, str]] = {}
+    began = trio.current_time()
+
+    async def ask(name: str) -> None:
+        answer = await resolver.ask(Question(name, "A"))
+        ends[name] = trio.current_time() - began, answer.status, answer.detail
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(resolver.ask, Question("a.example", "A"))
-        await eventually(lambda: server.held == 1, "one is under way")
-        answer = await resolver.ask(Question("b.example", "A"))
-    assert (answer.status, answer.detail) == (Status.FAILED, "no answer within 0.2 s")
+        for name in ("silent.1", "silent.2", "a.example", "silent.3", "silent.4", "b.example"):
+            nursery.start_soon(ask, name)
+            await wait_all_tasks_blocked()
+    silent = "127.0.0.1: no answer within 7 s"
+    assert ends == {
+        "silent.1": (10.0, Status.FAILED, silent),
+        "silent.2": (17.0, Status.FAILED, silent),  # the server is known to be silent
+        "a.example": (17.0, Status.FOUND, ""),
+        "silent.3": (27.0, Status.FAILED, silent),
+        "silent.4": (25.0, Status.FAILED, "no answer in time"),
+        "b.example": (25.0, Status.FAILED, "no answer in time"),
+    }
+    assert (await resolver.ask(Question("b.example", "A"))).status is Status.NXDOMAIN
+
+
+@contextmanager
+def no_file_from(lowest: int) -> Iterator[None]:
+    """No file can be opened that would have that number or a higher one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def next_file() -> int:
+    """The number that the next file has that is opened."""
+    with socket.socket() as sock:
+        return sock.fileno()
+
+
+@pytest.mark.parametrize("over", ["UDP", "TCP"])
+async def test_that_no_file_can_be_opened_is_no_answer(autojump_clock, server, nursery, over):
+    """It is told to who asks, and not kept: the next asks anew."""
+    resolver = Resolver([server.address])
+    question = Question("large.example", "TXT")
+    await resolver.ask(Question("silent.example", "A"))  # so the next has one try
+    before = resolver.statistics().cached
+    answers = []
+
+    async def ask() -> None:
+        answers.append(await resolver.ask(question))
+
+    lowest = next_file()
+    if over == "UDP":
+        with no_file_from(lowest):
+            await ask()
+    else:
+        server.gate = trio.Event()
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask)
+            await eventually(lambda: server.held == 1, "it was asked over UDP")
+            with no_file_from(lowest):
+                server.gate.set()
+                await eventually(lambda: answers, "no connection can be made")
+    assert [answer.status for answer in answers] == [Status.FAILED]
+    assert resolver.statistics().cached == before
+    assert (await resolver.ask(question)).status is Status.FOUND
+
+
+@pytest.mark.skipif(not Path("/etc/resolv.conf").exists(), reason="there is none to be read")
+async def test_whom_to_ask_is_not_guessed_for_want_of_files(nursery):
+    """Nothing is kept of names, and nothing found out about the servers."""
+    resolver = Resolver()
+    with no_file_from(next_file()):
+        answer = await resolver.ask(Question("a.example", "A"))
+        proof = await resolver.proof()
+    assert answer.status is Status.FAILED
+    assert answer.detail == "/etc/resolv.conf cannot be read for now"
+    assert proof == Proof(None, "silent")
+    assert resolver.statistics().cached == 0
 
 
 @pytest.mark.parametrize(

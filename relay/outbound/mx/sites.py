@@ -7,6 +7,9 @@ the order of their preferences and the TLS policy for each (`SiteKey`).
 Promises
 - What was found is used for `FRESH` seconds; then the resolver is asked anew, which knows the TTLs.
 - A look-up ends within `LOOK_UP` seconds; what is not known then is unreachable for now.
+- It asks for its exchangers' addresses in the order of their preference, `AT_ONCE` questions at a
+  time, whatever a stranger publishes, and until `ADDRESSES` seconds have passed: an exchanger
+  whose addresses are known then is used, and of the others there was no answer.
 - At most `MOST_KNOWN` domains are remembered, the least recently looked up go first.
 
 Fails with an `Unreachable` that says for how long.
@@ -15,7 +18,7 @@ Fails with an `Unreachable` that says for how long.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import trio
@@ -44,6 +47,11 @@ if TYPE_CHECKING:
 
 FRESH = 30.0
 LOOK_UP = 25.0
+ADDRESSES = 20.0
+"""Seconds of a look-up after which no address is asked for: the rest is the policy's."""
+AT_ONCE = 4
+"""Questions about addresses of one look-up that are under way: what each domain of a stranger, none
+of whose names is ever answered, takes of the turns of all (`relay.dns.turns`)."""
 MOST_KNOWN = 20_000
 
 _OPPORTUNISTIC = TlsPolicy()
@@ -163,19 +171,13 @@ class Sites:
         name = name_of(domain)
         if isinstance(name, Unreachable):
             return name
+        until = trio.current_time() + ADDRESSES
         resolver = self._resolver()
         answer = await resolver.ask(Question(name, "MX"))
         named = candidates(name, answer, self._own)
         if isinstance(named, Unreachable):
             return named
-        answers: dict[Question, Answer] = {}
-
-        async def ask(question: Question) -> None:
-            answers[question] = await resolver.ask(question)
-
-        async with trio.open_nursery() as nursery:
-            for question in questions(named):
-                nursery.start_soon(ask, question)
+        answers = await _ask_each(resolver, questions(named), until)
         implicit = answer.status is Status.NO_DATA
         exchangers = usable(named, answers, implicit=implicit, private=self._private)
         if isinstance(exchangers, Unreachable):
@@ -185,3 +187,22 @@ class Sites:
         except PolicyUnavailable as error:
             return Unreachable(False, "4.7.5", str(error))
         return site_of(exchangers, policies, unanswered(named, exchangers, answers))
+
+
+async def _ask_each(
+    resolver: Resolver, asked: Sequence[Question], until: float
+) -> dict[Question, Answer]:
+    """The answer to each question, the first asked first; none `until` then is a failure."""
+    late = Answer(Status.FAILED, detail=f"no answer within {ADDRESSES:g} s")
+    answers = dict.fromkeys(asked, late)
+    left = iter(asked)
+
+    async def ask() -> None:
+        for question in left:
+            answers[question] = await resolver.ask(question)
+
+    with trio.move_on_at(until):
+        async with trio.open_nursery() as nursery:
+            for _ in range(AT_ONCE):
+                nursery.start_soon(ask)
+    return answers
