@@ -10,9 +10,9 @@ Promises
 - A 4xx at RCPT that is about an address or a mailbox (RFC 3463: x.1.x, x.2.x) is an answer like a
   bounce: the message is tried again later, and nobody else is held up.  So whoever writes to full
   mailboxes slows no other's mail to the same destination.
-- A first attempt that is refused for now at RCPT (450, 451) for no trouble of the receiver's own
-  may be greylisted (RFC 6647): it narrows its destination to one delivery at a time and never shuts
-  it, for those behind it have to be refused once, too.  A second attempt that is refused strikes.
+- A first attempt that is refused for now at RCPT by one who says that it greylists (RFC 6647)
+  narrows its destination to one delivery at a time and never shuts it, for those behind it have to
+  be refused once, too.  A second attempt that is refused strikes.
 - What a reply asks for by the traffic rules (`relay.outbound.shaping.traffic`) holds for its
   receiver: one that is suspended has a gate of its own, and what waits for it is taken back.
 - Whom a final refusal names is suppressed, or counted as full, as if it were a report
@@ -30,6 +30,7 @@ what becomes of the mail behind it, is decided here.  Pure: instants are handed 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Protocol
@@ -54,8 +55,7 @@ _STRIKES = Counter(
 )
 _OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 _OF_THE_RECIPIENT = ("4.1.", "4.2.")
-_OF_ITS_SYSTEMS = ("4.3.", "4.4.", "4.5.")
-_GREYLISTING = (450, 451)
+_GREYLISTED = re.compile(r"gr[ea]y-?list", re.IGNORECASE)
 _SUSPENDED_WAIT = 5.0  # s
 _WAIT_FOR_LATE = 1  # messages to one domain
 
@@ -211,7 +211,7 @@ class Gatekeeper:
         plain = opening or outcome.route_trouble or outcome.code == 421
         phase, code = outcome.phase.value, outcome.code
         why = f"{phase}: no answer" if code is None else f"{phase}: {code}"
-        if not gate.bad(now, plain=plain, why=why, strikes=not _may_be_greylisting(job, outcome)):
+        if not gate.bad(now, plain=plain, why=why, strikes=not _is_greylisting(job, outcome)):
             return
         what = "route" if opening else "destination"
         _STRIKES.labels(what).inc()
@@ -487,7 +487,7 @@ def _is_trouble(outcome: Outcome) -> bool:
     return not (refused and (outcome.enhanced or "").startswith(_OF_THE_RECIPIENT))
 
 
-def _may_be_greylisting(job: Job, outcome: Outcome) -> bool:
+def _is_greylisting(job: Job, outcome: Outcome) -> bool:
     """Whether a recipient was refused because nobody knows the sender yet (RFC 6647).
 
     Then each message has to be refused once before it is taken, and none may wait for another.
@@ -496,8 +496,7 @@ def _may_be_greylisting(job: Job, outcome: Outcome) -> bool:
         job.message.turn == 1
         and outcome.phase is Phase.RCPT
         and not outcome.route_trouble
-        and outcome.code in _GREYLISTING
-        and not (outcome.enhanced or "").startswith(_OF_ITS_SYSTEMS)
+        and _GREYLISTED.search(without(outcome.text, _own_words(job))) is not None
     )
 
 

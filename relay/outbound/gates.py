@@ -5,7 +5,7 @@ through.  Good answers widen the window by one each, so it doubles with every ro
 its full width the gate is gone.  What answers well has none, and is not slowed down.
 
 Promises
-- A temporary refusal halves the window, to no less than one delivery where it may be greylisting;
+- A temporary refusal halves the window, to no less than one delivery where it is greylisting;
   when nothing is left of it, or at once where the trouble is plain (421, a broken connection, a
   route that cannot be opened), the gate is struck: shut for `backoff.pause`, which grows with each
   strike in a row and never exceeds ten units.

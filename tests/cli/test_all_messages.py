@@ -92,6 +92,7 @@ def test_all_mailboxes_are_listed_at_once(relay: RelayProcess, word: str) -> Non
         "FROM",
         "SUBJECT",
         "SIZE",
+        "STATE",
     ]
     assert people[1] in table
     assert people[0] not in table

@@ -29,6 +29,7 @@ export default {
   "{0} allows none of the domain's exchangers": "{0} lässt keinen Mailserver der Domain zu",
   "{0} allows no mail to it": "{0} lässt dorthin keine Mail zu",
   "the database does not say what the domain asks for": "die Datenbank sagt nicht, was die Domain verlangt",
+  "no answer within {0} s": "keine Antwort innerhalb von {0} s",
   "no answer in time": "keine rechtzeitige Antwort",
   "the TLSA records of {0} are not known: {1}": "die TLSA-Einträge von {0} sind nicht bekannt: {1}",
   "it cannot be read": "es lässt sich nicht lesen",
