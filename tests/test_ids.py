@@ -36,3 +36,12 @@ def test_a_clock_that_is_set_back_starts_anew():
     assert first < ids.new()
     clock[0] -= 3_600_000_000_000
     assert ids.new().int >> 80 == clock[0] // 1_000_000
+
+
+def test_ids_that_are_made_together_lie_together():
+    """The copies of one mail are told by it: whoever makes them may be held up in between."""
+    clock = iter(range(1_795_209_753_000_000_000, 2_000_000_000_000_000_000, 1_000_000_000))
+    ids = Ids(lambda: next(clock))
+    made = ids.several(1000)
+    assert made == sorted(made)
+    assert made[-1].int - made[0].int < 1 << 80  # a millisecond
