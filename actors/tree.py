@@ -926,12 +926,17 @@ def _with_needs(only: frozenset[str] | None) -> frozenset[str]:
 def _connections(settings: Settings, resources: Resources) -> dict[str, int]:
     """Return how many connections each port may have, by the files that may be open here."""
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Many dead sites and name servers at once are rare: where files are few, as under a limit of
+    # 1,024, what they may take is not kept from the ports for it.
+    outgoing = (
+        RACED * (settings.outbound.concurrency + most_aside(settings.outbound.concurrency))
+        + AT_ONCE
+        + MOST_LATE
+    )
     needed = (
         _OTHER_FILES
         + settings.database.pool_size
-        + RACED * (settings.outbound.concurrency + most_aside(settings.outbound.concurrency))
-        + AT_ONCE
-        + MOST_LATE
+        + max(min(outgoing, open_files // 4), settings.outbound.concurrency)
         + settings.webhooks.concurrency
     )
     wanted = {
