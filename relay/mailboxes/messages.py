@@ -97,19 +97,22 @@ _ONE = f"""
       AND {LIVE}"""
 
 
-# The ids of a page of a live mailbox: from relay.messages_mailbox alone; and those given.
-_NEWEST = f"""
-    SELECT newest.id
-    FROM relay.mailboxes b
-    CROSS JOIN LATERAL (
-        SELECT id
+# The ids of a page of mailbox `b`, newest first.
+_PAGE = """SELECT id
         FROM relay.messages
         WHERE mailbox_id = b.id
           AND (%(at)s::timestamptz IS NULL
                OR (received_at, id) < (%(at)s::timestamptz, %(id)s::uuid))
         ORDER BY received_at DESC, id DESC
         LIMIT %(limit)s
-        OFFSET %(offset)s
+        OFFSET %(offset)s"""
+
+# The ids of a page of a live mailbox: from relay.messages_mailbox alone; and those given.
+_NEWEST = f"""
+    SELECT newest.id
+    FROM relay.mailboxes b
+    CROSS JOIN LATERAL (
+        {_PAGE}
     ) newest
     WHERE b.id = %(mailbox)s
       AND {LIVE}"""  # noqa: S608 - constants of this module only
@@ -271,14 +274,7 @@ class Messages:
             LEFT JOIN LATERAL (
                 SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
                 FROM (
-                    SELECT id
-                    FROM relay.messages
-                    WHERE mailbox_id = b.id
-                      AND (%(at)s::timestamptz IS NULL
-                           OR (received_at, id) < (%(at)s::timestamptz, %(id)s::uuid))
-                    ORDER BY received_at DESC, id DESC
-                    LIMIT %(limit)s
-                    OFFSET %(offset)s
+                    {_PAGE}
                 ) page
                 JOIN relay.messages m ON m.id = page.id
                 LEFT JOIN relay.summaries s ON s.message_id = m.id
