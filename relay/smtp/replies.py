@@ -4,7 +4,7 @@ r"""SMTP replies, read from a peer that may be broken or hostile.
 (RFC 5321, 4.2), with the enhanced status code of RFC 2034 where there is one.
 
 Promises:
-- Memory is bounded by `ReplyLimits`, whatever the peer sends: an endless line, endless
+- Memory and work are bounded by `ReplyLimits`, whatever the peer sends: an endless line, endless
   continuation lines, a gigabyte without a line end.
 - The code decides, never the text: text beyond what is kept is read over, text that is not UTF-8
   is decoded with replacement, and no control character leaves this module.
@@ -48,12 +48,17 @@ class NotAReply(ValueError):
 
 @dataclass(frozen=True)
 class ReplyLimits:
-    """How much of a reply is kept, and how long one may be; bytes with line ends."""
+    """How much of a reply is kept, and how long one may be; bytes with line ends.
+
+    A line has at most 512 bytes (RFC 5321, 4.5.3.1.5); how many lines a reply may have, nobody
+    says.  Lines are bounded beside bytes, as the shortest cost as much time as the longest.
+    """
 
     kept_line_bytes: int = 4096
     kept_lines: int = 128
     kept_bytes: int = 65_536
-    max_bytes: int = 1 << 20
+    max_lines: int = 1000
+    max_bytes: int = 512_000
 
 
 class Reply:
@@ -120,7 +125,10 @@ def _clean(line: bytes) -> str:
 class ReplyReader:
     """Cuts a stream of bytes into replies."""
 
-    __slots__ = ("_buffer", "_code", "_kept", "_limits", "_lines", "_long", "_position", "_taken")
+    __slots__ = (
+        *("_buffer", "_code", "_kept", "_limits", "_lines", "_long", "_position", "_read"),
+        "_taken",
+    )
 
     def __init__(self, limits: ReplyLimits) -> None:
         self._limits = limits
@@ -130,7 +138,8 @@ class ReplyReader:
         self._lines: list[bytes] = []
         self._long: re.Match[bytes] | None = None  # how a line begins whose end is still to come
         self._kept = 0  # bytes in `_lines`
-        self._taken = 0  # bytes of this reply that were read
+        self._read = 0  # lines of this reply that were read
+        self._taken = 0  # bytes of them
 
     @property
     def pending(self) -> bool:
@@ -208,8 +217,11 @@ class ReplyReader:
             if separator != b"-":
                 reply = Reply(int(code), tuple(self._lines))
                 self._lines = []
-                self._kept = self._taken = 0
+                self._kept = self._read = self._taken = 0
                 return reply
+            self._read += 1
+            if self._read == self._limits.max_lines:
+                raise NotAReply(f"a reply has over {self._limits.max_lines:,} lines")
 
     def _line(self) -> re.Match[bytes] | None:
         """Take a line; or, of one too long to be kept, the beginning, and then its end."""
@@ -247,7 +259,7 @@ class ReplyReader:
     def _count(self, more: int, *, taken: bool = True) -> None:
         """Hold a reply to its greatest length, counted in bytes that came, taken or not."""
         if self._taken + more > self._limits.max_bytes:
-            raise NotAReply(f"a reply has over {self._limits.max_bytes} bytes")
+            raise NotAReply(f"a reply has over {self._limits.max_bytes:,} bytes")
         if taken:
             self._taken += more
 

@@ -585,6 +585,21 @@ def test_endless_replies_end(endless: bytes):
         assert sum(map(len, begun.lines)) <= limits.kept_bytes + limits.kept_line_bytes
 
 
+@pytest.mark.parametrize("lines", [999, 1000])
+def test_a_reply_has_so_many_lines_and_no_more(lines: int):
+    """However short they are: each costs as much time as a long one."""
+    reader = ReplyReader(ReplyLimits())
+    reader.feed(b"250-\r\n" * lines + b"250 2.0.0 end\r\n354 go\r\n")
+    if lines < 1000:
+        replies = [reader.next(), reader.next(), reader.next()]
+        assert [reply and reply.code for reply in replies] == [250, 354, None]
+        return
+    with pytest.raises(NotAReply, match="a reply has over 1,000 lines"):
+        reader.next()
+    assert reader.begun is not None
+    assert reader.begun.code == 250
+
+
 LONG = (
     b"".join(b"250-2.0.0 line %d\r\n" % number for number in range(150))
     + b"250-" + b"x" * 5000 + b"\r\n250 2.0.0 end\r\n"

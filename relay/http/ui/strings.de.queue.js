@@ -82,5 +82,6 @@ export default {
   "a line is no SMTP reply": "eine Zeile ist keine SMTP-Antwort",
   "the source {0} cannot be connected from: {1}": "von der Quelle {0} kann nicht verbunden werden: {1}",
   "a reply has over {0} bytes": "eine Antwort hat über {0} Bytes",
+  "a reply has over {0} lines": "eine Antwort hat über {0} Zeilen",
   "the lines of one reply have different codes": "die Zeilen einer Antwort haben verschiedene Codes"
 };
