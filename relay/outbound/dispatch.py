@@ -2,12 +2,14 @@
 
 A line is what waits for one route.  A place is the right to be delivering; there are so many in
 all (`RELAY_OUTBOUND__CONCURRENCY`), and a line has the width that it has earned.  A delivery that
-waits for a peer of whom it is not known that he answers stands aside: it has its connection, and no
-place, so it is in nobody's way.
+waits for a peer of whom it is not known that he answers, or who is known to take his time, stands
+aside: it has its connection, and no place, so it is in nobody's way.
 
 | a delivery                                                   | is counted              |
 |--------------------------------------------------------------|-------------------------|
 | begun in a line that leads to a site and is silent           | aside, from the first   |
+| begun in a line that leads to a site and is slow             | likewise, where there   |
+|                                                              | is room for the slow    |
 | begun in any other line                                      | among the places        |
 | stalled                                                      | aside, where there is   |
 |                                                              | room; else as it was    |
@@ -22,6 +24,8 @@ place, so it is in nobody's way.
 | stuck: no more of it   | all connections that it may     | one of them ends, or it may have more |
 | is claimed             | have are stalled                |                                       |
 | known, else a stranger | it has answered well            | a delivery ends without any answer    |
+| slow                   | deliveries usually take longer  | they do not                           |
+|                        | than `SLOW` s                   |                                       |
 
 Promises, each with the name of what keeps it
 - Order (`Line._order`): high goes before normal, normal before bulk; a lower priority that waits
@@ -61,6 +65,11 @@ Promises, each with the name of what keeps it
   (`most_aside`), one owner gets no more than 192 and lower mail no more than 224, which leaves 32
   for high mail; what has stalled after its line had answered takes no more than 192, and of one
   line 32.
+- Slow ones (`_room_for_slow`, `_kept_from_slow`): half of those that may stand aside may be
+  deliveries to slow lines.  Where there are so many, or owners have to leave room to each other,
+  slow lines have half of the places, for lower mail, and an owner who has half of those does not
+  get the last ones, of 16 two.  So however many sites take their time, half of the places are for
+  those that do not; and a slow line has no fewer connections for that.
 - One at first (`most_silent`): a silent line has its first width only while fewer stand aside than
   there are places, and a single connection else; nothing widens it before one was opened.
 - Known (`_risks_a_place`): with so many aside, a silent line that had answered when it was met last
@@ -84,10 +93,11 @@ Pure: instants are handed in; what a job is, and where a line leads, is the call
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from relay.outbound.demand import AHEAD
 from relay.outbound.lanes import GUARANTEE, PRIORITIES
 from relay.outbound.right_of_way import RightOfWay
 
@@ -99,13 +109,17 @@ _ASIDE, _MOST_ASIDE = 8, 512  # deliveries that may stand aside: for each place,
 HEARD = 1.0
 """Seconds for which a line that has answered counts as one that does, at least."""
 
+SLOW = 0.25
+"""Seconds beyond which a delivery to a site takes long: it waits for the peer, and for nothing that
+places are counted for."""
+
 STILL = 0.15
 """Seconds without an end of any delivery after which a line in which mail waits is widened."""
 
 _MOST_KNOWN = 4096  # lines of which it is remembered that they have answered
 
 _HIGH = 0
-_LEAST_SLOW, _MOST_SLOW = 0.25, 10.0  # s; when a delivery counts as stalled, whatever is usual
+_LEAST_STALLED, _MOST_STALLED = SLOW, 10.0  # s; when one counts as stalled, whatever is usual
 _USUAL = 4  # times as long as usual is stalled
 
 
@@ -278,9 +292,14 @@ class Line(Generic[J, W]):
         return bool(self._waiting[_HIGH])
 
     @property
+    def is_slow(self) -> bool:
+        """Whether it leads to a site where deliveries take long."""
+        return self.is_site and self.seconds > SLOW
+
+    @property
     def stalled_after(self) -> float:
         """Seconds after which a delivery has lasted longer than they do here."""
-        return min(max(_USUAL * self.seconds, _LEAST_SLOW), _MOST_SLOW)
+        return min(max(_USUAL * self.seconds, _LEAST_STALLED), _MOST_STALLED)
 
     def has_stalled(self, began_at: float, now: float) -> bool:
         """Whether a delivery that has not ended lasts for longer than they do here."""
@@ -442,12 +461,14 @@ def _add(counts: dict[K, int], key: K, by: int) -> None:
 class Place(Generic[J, W]):
     """The right to be delivering: who has one may go on in its line, job after job."""
 
-    __slots__ = ("aside", "domain", "high", "line", "owner")
+    __slots__ = ("aside", "domain", "high", "line", "owner", "slow")
 
-    def __init__(self, line: Line[J, W], *, aside: bool = False) -> None:
+    def __init__(self, line: Line[J, W], *, aside: bool = False, slow: bool = False) -> None:
         self.line = line
         self.aside = aside
         """Whether its delivery stands aside: then it is none of the places."""
+        self.slow = slow
+        """Whether it is one of those of slow lines."""
         self.domain: str | None = None
         """The destination that it counts for: that of the job which comes next, once known."""
         self.owner: Hashable = None
@@ -477,6 +498,10 @@ class Dispatch(Generic[J, W]):
         self.aside = 0
         """Deliveries that stand aside."""
         self.most_aside = most_aside(places)
+        self.slow = 0
+        """Places of slow lines."""
+        self.slow_aside = 0
+        """Of what stands aside, that of slow lines."""
         self.lines: dict[Hashable, Line[J, W]] = {}
         self.right_of_way = right_of_way
         self._of_destination = kept(full)
@@ -491,6 +516,8 @@ class Dispatch(Generic[J, W]):
         self._plenty_in_all = places - max(self._of_line, self._for_high, self._spare_in_all)
         self._aside_of_owner = self.most_aside - self.most_aside // 4
         self._aside_of_lower = self.most_aside - kept(self.most_aside)
+        self._slow_aside = self.most_aside // 2
+        self._slow = _half_of(places)
         self._sites = 0  # lines that lead to one
         self._known: OrderedDict[int, None] = OrderedDict()  # hashes of the keys; oldest first
         self._bound = bound
@@ -628,13 +655,25 @@ class Dispatch(Generic[J, W]):
     def most_silent(self, line: Line[J, W], now: float) -> int:
         """How many connections a line may have while it is silent."""
         most = self._may_have(line, line.width, now)
-        return min(most, 1) if self.aside >= self.places else most
+        return min(most, 1) if self.aside - self.slow_aside >= self.places else most
+
+    def worth_holding(self, line: Line[J, W], now: float) -> int:
+        """How many jobs of a slow line are worth holding: as many as it may have connections, and
+        what these deliver within `AHEAD` seconds."""
+        most = self._may_have(line, self.full, now)
+        return most + math.ceil(most * AHEAD / line.seconds)
 
     def _may_have(self, line: Line[J, W], width: int, now: float) -> int:
         """How many connections a line may have at a width: no more than the gate of its route lets
         through."""
         bound = self._bound(line.key, now)
         return min(width, self.full if bound is None else bound)
+
+    @property
+    def room_to_wait(self) -> int:
+        """How many more jobs may wait in slow lines: in all, half as many as there are places."""
+        waits = sum(line.waits for line in self._round if line.is_slow)
+        return max(self._slow - waits, 0)
 
     def has_no_room(self, line: Line[J, W], job: J) -> bool:
         """Whether a job of a silent line that has no connection cannot begin: no more of them may
@@ -679,11 +718,16 @@ class Dispatch(Generic[J, W]):
 
     def step_aside(self, now: float) -> None:
         """Let what has stalled give its place to others, as far as more may stand aside."""
-        latest = now - _LEAST_SLOW
+        latest = now - _LEAST_STALLED
         for place, began_at in self._begun.items():
             if began_at > latest:
                 break  # the oldest come first
             line = place.line
+            if place.aside and place.slow and line.has_stalled(began_at, now):
+                # It is slow no more, it hangs: that is no reason to keep others from being slow.
+                self._count(place, -1)
+                place.slow = False
+                self._count(place, 1)
             if (
                 place.aside
                 or place.domain is None
@@ -700,7 +744,7 @@ class Dispatch(Generic[J, W]):
             if proven:
                 line._proven.add(domain)
             self._count(place, -1)
-            place.aside = True
+            place.aside, place.slow = True, False
             self._count(place, 1)
 
     def is_stuck(self, line: Line[J, W], now: float) -> bool:
@@ -723,8 +767,10 @@ class Dispatch(Generic[J, W]):
         if place.aside:
             self.aside += by
             place.line.aside += by
+            self.slow_aside += by if place.slow else 0
         else:
             self.workers += by
+            self.slow += by if place.slow else 0
 
     def _join(self, line: Line[J, W]) -> None:
         if not line.ready:
@@ -753,9 +799,11 @@ class Dispatch(Generic[J, W]):
                 line.ready = False
                 continue
             self._round.append(line)
-            aside = line.is_silent(now) and not self._risks_a_place(line)
-            if aside and not line.workers:
+            silent = line.is_silent(now) and not self._risks_a_place(line)
+            if silent and not line.workers:
                 self._begin_anew(line)
+            slow = not silent and line.is_slow
+            aside = silent or (slow and self._room_for_slow)
             job = self._pick(line, now, urgent=urgent, aside=aside)
             if job is None:
                 stuck += 1
@@ -766,7 +814,7 @@ class Dispatch(Generic[J, W]):
             line.workers += 1
             if line.group is not None:
                 line.group.workers += 1
-            place = Place(line, aside=aside)
+            place = Place(line, aside=aside, slow=slow)
             self._count(place, 1)
             self.counts_for(place, job)
             self._begun[place] = now
@@ -785,8 +833,8 @@ class Dispatch(Generic[J, W]):
             return job
         # As if it were free already.
         line.workers -= 1
-        aside = place.aside
-        if aside:
+        aside, was_slow = place.aside, place.slow
+        if aside or was_slow:
             self._count(place, -1)
         else:
             self.workers -= 1
@@ -796,16 +844,18 @@ class Dispatch(Generic[J, W]):
         domain, owner, high = place.domain, place.owner, place.high
         if domain is not None:
             line._leave(domain, owner, high=high, aside=aside)
-        goes_aside = aside and line.is_silent(now)
+        silent = aside and line.is_silent(now)
+        slow = not silent and line.is_slow
+        goes_aside = silent or (slow and self._room_for_slow)
         if not (
             len(self._round) > 1
-            and (self._wanted_elsewhere(line, goes_aside) or self._wanted_in_group(line, now))
+            and (self._wanted_elsewhere(line, goes_aside, slow) or self._wanted_in_group(line, now))
         ):
             job = self._pick(line, now, urgent=False, aside=goes_aside)
         line.workers += 1
         if job is not None:
-            place.aside = goes_aside
-        if place.aside:
+            place.aside, place.slow = goes_aside, slow
+        if place.aside or place.slow:
             self._count(place, 1)
         else:
             self.workers += 1
@@ -835,6 +885,7 @@ class Dispatch(Generic[J, W]):
             or place.high
             or place.aside
             or line.group is not None
+            or line.is_slow
             or len(self._round) != 1
             or len(line._wait_for) != 1
             or place.owner not in line._wait_for
@@ -910,7 +961,7 @@ class Dispatch(Generic[J, W]):
 
     def _stalled(self, owner: Hashable, now: float, line: Line[J, W] | None = None) -> int:
         """How many of an owner's deliveries have stalled: in one line, or of those with a place."""
-        count, latest = 0, now - _LEAST_SLOW
+        count, latest = 0, now - _LEAST_STALLED
         for place, began_at in self._begun.items():
             if began_at > latest:
                 break  # the oldest come first: it costs nothing while nothing has stalled
@@ -918,11 +969,16 @@ class Dispatch(Generic[J, W]):
                 count += place.line.has_stalled(began_at, now)
         return count
 
-    def _wanted_elsewhere(self, line: Line[J, W], aside: bool) -> bool:
+    def _wanted_elsewhere(self, line: Line[J, W], aside: bool, slow: bool) -> bool:
         """Whether the place that is about to be free is another line's by turn.
 
-        `aside`: it stands aside, where others have room of their own until the last.
+        `aside`: it stands aside, where others have room of their own until the last; `slow`: it is
+        one of the slow, who have some.
         """
+        if slow and (
+            self.slow_aside + 1 >= self._slow_aside if aside else self.slow + 1 >= self._slow
+        ):
+            return True
         if aside:
             return self.aside + 1 >= self._aside_of_lower
         if self.workers + 1 < self.places - self._for_high:
@@ -949,8 +1005,12 @@ class Dispatch(Generic[J, W]):
             return None
         bound = self._bound(line.key, now)
         full = self.full if bound is None else min(self.full, bound)
-        if line.workers >= full or (aside and line.workers >= self.most_silent(line, now)):
+        silent = line.is_silent(now)
+        if line.workers >= full or (
+            aside and silent and line.workers >= self.most_silent(line, now)
+        ):
             return None
+        slow = line.is_slow and not aside and not silent  # or else a place is risked for it
         if line.group is not None and line.group.room(now) < 1:
             return None
         urgent = urgent or now < self.right_of_way.until  # as `RightOfWay.held`
@@ -958,6 +1018,10 @@ class Dispatch(Generic[J, W]):
             if not line._waiting[priority]:
                 continue
             barred = self._barred(line, full, now, priority, aside)
+            if slow and priority != _HIGH:
+                if self.slow >= self._slow:
+                    continue
+                barred |= self._kept_from_slow()
             if barred and line._wait_for.keys() <= barred:
                 continue
             if aside:
@@ -1055,6 +1119,17 @@ class Dispatch(Generic[J, W]):
     def _room_aside(self, priority: int) -> bool:
         return self.aside < (self.most_aside if priority == _HIGH else self._aside_of_lower)
 
+    @property
+    def _room_for_slow(self) -> bool:
+        return self.slow_aside < self._slow_aside and not self._is_crowded
+
+    def _kept_from_slow(self) -> set[Hashable]:
+        spare = kept(self._slow)
+        if self.slow < self._slow - spare:
+            return set()
+        owners = Counter(place.owner for place in self._begun if place.slow and not place.aside)
+        return {owner for owner, count in owners.items() if 2 * count >= self._slow}
+
     def _risks_a_place(self, line: Line[J, W]) -> bool:
         return self._is_crowded and not line.workers and hash(line.key) in self._known
 
@@ -1066,7 +1141,9 @@ class Dispatch(Generic[J, W]):
         return self.workers >= self.places - spare
 
     def _may_widen_silent(self, line: Line[J, W], now: float) -> bool:
-        return not line.is_silent(now) or (line.opened and self.aside < self.places)
+        if not line.is_silent(now):
+            return True
+        return line.opened and self.aside - self.slow_aside < self.places
 
     def _may_widen(self, line: Line[J, W], now: float) -> bool:
         return (

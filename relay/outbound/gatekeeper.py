@@ -19,6 +19,8 @@ Promises
   (`relay.returns.law`), by whichever route it comes; where a traffic rule fits, that decides.
 - Of a site that has not answered yet, or not lately, no more is claimed than it has connections;
   where all of those hang, what waits for it is given back, until it answers.
+- Of a site that is slow, no more is claimed than its connections take soon; and for all of these
+  together no more than half as much waits as there are places.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -104,12 +106,16 @@ class Gatekeeper:
         self._words = words
         self._notes = notes
         self._turned_away: deque[Gate] = deque()  # shut while no more deliveries may stand aside
+        self._slow_away: dict[Gate, None] = {}  # while no more may wait for slow sites; first first
 
     # Letting through ------------------------------------------------------------------------------
 
     def lets(self, line: Line[Job, Any], job: Job, now: float) -> bool:
         """Let a job through; or give it back until a gate on its way may have room, False then."""
-        if line.is_silent(now) and not self._lets_wait(line, job, now):
+        if line.is_silent(now):
+            if not self._lets_wait(line, job, now):
+                return False
+        elif line.is_slow and not self._lets_wait_for_slow(line, job, now):
             return False
         if not self._gates:
             return True
@@ -151,6 +157,37 @@ class Gatekeeper:
         gate.narrow(max(self._dispatch.most_silent(line, now), 1), now)
         return True
 
+    def _lets_wait_for_slow(self, line: Line[Job, Any], job: Job, now: float) -> bool:
+        """Let a job wait for a slow site; False if given back.
+
+        What waits for all of them together fills the room for what others have due; high mail has
+        room of its own.
+        """
+        gate = self._gates.make(GateKey.for_claims(line.key))
+        if job.priority and (gate in self._slow_away or not self._dispatch.room_to_wait):
+            self._slow_away[gate] = None
+            self._gates.before(job.message.own_lane, gate)
+            gate.narrow(0, now)
+            self._give_back(job, now, gate.wait(now))
+            return False
+        self._bound_claims(line, gate, now)
+        return True
+
+    def _try_slow(self, now: float) -> bool:
+        """Let as many slow sites be claimed for as there is room for, in turn; True if any."""
+        count = min(self._dispatch.room_to_wait, len(self._slow_away)) if self._slow_away else 0
+        for gate in list(self._slow_away)[:count]:
+            del self._slow_away[gate]
+            gate.open()
+            gate.narrow(gate.busy + 1, now)
+        return count > 0
+
+    def _bound_claims(self, line: Line[Job, Any], gate: Gate, now: float) -> None:
+        """Hold no more of what goes to a slow site than it has use for: it fills the room for what
+        others have due."""
+        gate.open()
+        gate.narrow(self._dispatch.worth_holding(line, now), now)
+
     def _no_room_for(self, gate: Gate, job: Job, now: float) -> None:
         """Give back what cannot begin, and claim no more of it before something could."""
         self._gates.before(job.message.own_lane, gate)
@@ -191,10 +228,12 @@ class Gatekeeper:
                 gate = self._gates.find(key)
                 if gate is None:
                     continue
-                if key.is_for_claims:
-                    gate.open()
-                else:
+                if not key.is_for_claims:
                     gate.good()
+                elif not line.is_slow:
+                    gate.open()
+                elif gate not in self._slow_away:
+                    self._bound_claims(line, gate, now)
         return more
 
     def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
@@ -379,7 +418,7 @@ class Gatekeeper:
 
         `begun`: what is on a connection, or opens one.
         """
-        freed = self._try_turned_away(now)
+        freed = self._try_turned_away(now) | self._try_slow(now)
         if not self._dispatch.room_aside:
             for line in self._dispatch.lines.values():
                 if line.waits and not line.workers and line.is_silent(now):

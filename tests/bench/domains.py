@@ -1,4 +1,4 @@
-"""Whether a domain whose server is dead holds up the mail to 499 others.
+"""Whether a domain whose server is dead, or slow, holds up the mail to 499 others.
 
 The relay delivers directly (`mx:`) to 499 domains, each with an exchanger at an address of loopback
 of its own, at a steady rate, open loop.  In between the same goes on beside mail to one more
@@ -14,8 +14,8 @@ final dot.  Each has ten mails at once, and one each second.
 
 What is measured is the time from a mail's commit to the commit of its delivery, by the database's
 clock.  The ratios are that beside the dead over that of the stretches before and after, and
-`memory` is what the relay's own process has grown by in all.  `python -m tests.bench.domains crowd`
-does the second half alone.
+`memory` is what the relay's own process has grown by in all.  `python -m tests.bench.domains one`,
+`crowd` or `slow` does a part alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,10 @@ CROWD_BACKLOG = 10  # mails to each
 CROWD_SECONDS = 10.0
 HANGS = ("", "black hole", "EHLO", "dot")
 """What the servers of a crowd say nothing to, in turn; the first do not even greet."""
+SLOW, SLOW_SECONDS = 16, 5.0
+_BESIDE_DEAD = (("p50", 1.25), ("p99", 1.5))
+_BESIDE_SLOW = (("p50", 1.5), ("p99", 2.0))  # whose own mail is delivered, too: half as much more
+PARTS = ("one", "crowd", "slow")
 _MIB = 1024 * 1024
 
 
@@ -73,6 +77,11 @@ def _crowd(count: int) -> list[tuple[str, str, str]]:
     ]
 
 
+def _slow() -> list[tuple[str, str]]:
+    """The domains that are slow, and their addresses."""
+    return [(f"s{number}.slow.example", f"127.4.0.{number + 1}") for number in range(SLOW)]
+
+
 # The world: a process of its own ------------------------------------------------------------------
 
 
@@ -83,7 +92,7 @@ def _zone() -> dict[tuple[str, str], list[str]]:
         zone[f"mx.d{number}.example", "A"] = [_address(number)]
     dead = [(_dead(kind), address) for kind, address in _DEAD.items()]
     dead += [(domain, address) for count in CROWDS for domain, address, _ in _crowd(count)]
-    for domain, address in dead:
+    for domain, address in [*dead, *_slow()]:
         zone[domain, "MX"] = [f"10 mx.{domain}."]
         zone[f"mx.{domain}", "A"] = [address]
     return zone
@@ -98,8 +107,11 @@ def _listening(address: str, port: int, backlog: int = 64) -> socket.socket:
     return listener
 
 
-async def _take(stream: trio.SocketStream, hangs: str = "nowhere") -> None:
-    """Take all mail, up to what it says nothing to: a verb, `dot`, or empty for the greeting."""
+async def _take(stream: trio.SocketStream, hangs: str = "nowhere", *, seconds: float = 0.0) -> None:
+    """Take all mail, up to what it says nothing to: a verb, `dot`, or empty for the greeting.
+
+    `seconds`: until it answers the final dot.
+    """
     async with stream:
         if not hangs:
             await trio.sleep_forever()
@@ -117,6 +129,7 @@ async def _take(stream: trio.SocketStream, hangs: str = "nowhere") -> None:
                 if verb.decode(errors="replace") == hangs.upper():
                     await trio.sleep_forever()
                 if in_data:
+                    await trio.sleep(seconds)
                     in_data, answer = False, b"250 taken\r\n"
                 elif verb == b"EHLO":
                     answer = b"250-here\r\n250 PIPELINING\r\n"
@@ -160,8 +173,9 @@ async def _world() -> None:
         server = await nursery.start(DnsServer(_zone(), ttl=3600, negative=3600).run)
         for listener in listeners:
             nursery.start_soon(_serve, listener, nursery, _take)
-        for address, hangs in dead:
-            takes = partial(_take, hangs=hangs)
+        others = [(address, partial(_take, hangs=hangs)) for address, hangs in dead]
+        others += [(address, partial(_take, seconds=SLOW_SECONDS)) for _, address in _slow()]
+        for address, takes in others:
             nursery.start_soon(_serve, _listening(address, port), nursery, takes)
         print(json.dumps({"port": port, "dns": list(server.address)}), flush=True)
         # Until nobody reads what is said here.
@@ -274,29 +288,33 @@ def _one(world: dict[str, Any], figures: dict[str, list[dict[str, float]]]) -> f
         return (resident(relay.pid) - before) / _MIB
 
 
-def _many(world: dict[str, Any], figures: dict[str, list[dict[str, float]]]) -> None:
-    """So many dead domains at once, each time on a relay that knows none of them."""
-    for count in CROWDS:
-        with _running_relay(world) as (relay, database):
-            _stretch(database, "warm", seconds=CROWD_SECONDS)
-            quiet = _stretch(database, "quiet", seconds=CROWD_SECONDS)
-            dead = [domain for domain, _, _ in _crowd(count)]
-            beside = _stretch(database, "beside", dead, CROWD_BACKLOG, CROWD_SECONDS)
-            later = _stretch(database, "later", dead, 1, CROWD_SECONDS)
-            figures.setdefault(f"{count} dead", []).append(_compared(beside, quiet))
-            figures.setdefault(f"{count} dead, later", []).append(_compared(later, quiet))
-            relay.kill()  # it would give those that hang some time
+def _beside(
+    world: dict[str, Any], figures: dict[str, list[dict[str, float]]], name: str, which: list[str]
+) -> None:
+    """Mail to domains that are dead or slow, all at once, on a relay that knows none of them."""
+    with _running_relay(world) as (relay, database):
+        _stretch(database, "warm", seconds=CROWD_SECONDS)
+        quiet = _stretch(database, "quiet", seconds=CROWD_SECONDS)
+        beside = _stretch(database, "beside", which, CROWD_BACKLOG, CROWD_SECONDS)
+        later = _stretch(database, "later", which, 1, CROWD_SECONDS)
+        figures.setdefault(name, []).append(_compared(beside, quiet))
+        figures.setdefault(f"{name}, later", []).append(_compared(later, quiet))
+        relay.kill()  # it would give those that hang some time
 
 
-def run(rounds: int = 5, *, crowd_only: bool = False) -> dict[str, Any]:
-    """Every kind of death, and every crowd, `rounds` times; medians."""
+def run(rounds: int = 5, parts: Collection[str] = PARTS) -> dict[str, Any]:
+    """Every kind of death, every crowd, and the slow, `rounds` times; medians."""
     figures: dict[str, list[dict[str, float]]] = {}
     grown: list[float] = []
     with many_files(), _running_world() as world:
         for _ in range(rounds):
-            if not crowd_only:
+            if "one" in parts:
                 grown.append(_one(world, figures))
-            _many(world, figures)
+            for count in CROWDS if "crowd" in parts else ():
+                dead = [domain for domain, _, _ in _crowd(count)]
+                _beside(world, figures, f"{count} dead", dead)
+            if "slow" in parts:
+                _beside(world, figures, f"{SLOW} slow", [domain for domain, _ in _slow()])
     medians = {
         kind: {what: statistics.median(one[what] for one in each) for what in each[0]}
         for kind, each in figures.items()
@@ -304,12 +322,12 @@ def run(rounds: int = 5, *, crowd_only: bool = False) -> dict[str, Any]:
     ratios: dict[str, Any] = {
         f"{what} / alone, {kind}": {"value": found.pop(f"{what} / alone"), "at_most": most}
         for kind, found in medians.items()
-        for what, most in (("p50", 1.25), ("p99", 1.5))
+        for what, most in (_BESIDE_SLOW if "slow" in kind else _BESIDE_DEAD)
     }
     if grown:
         ratios["memory, MiB"] = {"value": statistics.median(grown), "at_most": 16.0}
     return {
-        "name": f"dead domains beside {DOMAINS} others",
+        "name": f"dead and slow domains beside {DOMAINS} others",
         "unit": "ms",
         "results": medians,
         "ratios": ratios,
@@ -321,4 +339,4 @@ if __name__ == "__main__":
         trio.run(_world)
     else:
         rounds = int(os.environ.get("ROUNDS", "1"))
-        print(json.dumps(run(rounds, crowd_only=sys.argv[1:] == ["crowd"]), indent=2))
+        print(json.dumps(run(rounds, sys.argv[1:] or PARTS), indent=2))

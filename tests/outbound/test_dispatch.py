@@ -644,6 +644,96 @@ def test_a_site_counts_as_silent_again_after_a_second():
     assert (line.is_silent(10.9), line.is_silent(11.1)) == (False, True)
 
 
+def slow_sites(count: int) -> tuple[Dispatch[Mail, None], list[Line[Mail, None]]]:
+    """The same, where each has answered just now, after five seconds."""
+    one, lines = sites(count)
+    for line in lines:
+        line.took(5.0)
+        for _ in range(6):
+            one.answered_well(line, f"{line.key}.example", 0.0)
+    return one, lines
+
+
+def test_what_goes_to_a_slow_site_takes_no_place():
+    """As long as its deliveries take longer than a quarter of a second."""
+    one, (line,) = slow_sites(1)
+    put(one, line, 40, "a.example")
+    places = one.start(0.0)
+    assert (len(places), one.aside, one.slow_aside, one.workers) == (8, 8, 8, 0)
+    assert one.next(places[0][0], 0.0) is not None
+    assert (one.aside, one.slow_aside, one.workers) == (8, 8, 0)
+    for _ in range(30):
+        line.took(0.01)
+    assert not line.is_slow
+    assert one.next(places[0][0], 0.0) is not None
+    assert (one.aside, one.slow_aside, one.workers) == (7, 7, 1)
+    line.took(9.0)
+    assert one.next(places[0][0], 0.0) is not None
+    assert (one.aside, one.slow_aside, one.workers) == (8, 8, 0)
+
+
+def test_slow_sites_leave_half_of_the_places_and_of_those_that_stand_aside():
+    """Those who are not slow begin at once, and so do strangers."""
+    one, lines = slow_sites(30)
+    for number, line in enumerate(lines):
+        put(one, line, 20, f"{line.key}.example", owner=str(number % 3))
+    one.start(0.0)
+    assert (one.slow_aside, one.slow, one.workers) == (128, 16, 16)
+    assert {line.workers for line in lines} == {4, 5}
+    stranger = one.add(99, None, width=2, is_site=True)
+    put(one, stranger, 9, "s.example")
+    quick = one.add("upstream", None, width=32)
+    put(one, quick, 40, "d#.example", owner="two")
+    assert Counter(place.line.key for place, _ in one.start(0.0)) == {99: 2, "upstream": 15}
+
+
+def test_the_last_places_of_slow_sites_are_kept_for_other_owners_and_all_are_there_for_high_mail():
+    """Who has half of those does not get the last two, of sixteen."""
+    one, lines = slow_sites(30)
+    for line in lines:
+        put(one, line, 20, f"{line.key}.example")
+    one.start(0.0)
+    assert (one.slow_aside, one.slow) == (128, 14)
+    put(one, lines[0], 5, "other.example", owner="other")
+    assert owners(one.start(0.0)) == {"other": 2}
+    put(one, lines[1], 2, "code.example", HIGH, owner="third")
+    assert owners(one.start(0.0)) == {"third": 2}
+    assert (one.slow, one.workers) == (18, 18)
+
+
+def test_a_turn_at_slow_sites_ends_where_others_wait_for_it():
+    """Else who came first would have their room for as long as it has mail."""
+    one, lines = slow_sites(20)
+    for line in lines[:16]:
+        put(one, line, 20, f"{line.key}.example")
+    first = one.start(0.0)
+    assert one.slow_aside == 128
+    assert one.next(first[0][0], 0.0) is None, "another line has what waits, too"
+    put(one, lines[16], 1, "late.example", owner="late")
+    begun: Found = []
+    for place, _ in first[:17]:
+        assert one.next(place, 0.0) is None
+        one.leave(place)
+        begun += one.start(0.0)
+    assert "late.example" in {job.domain for _, job in begun}
+
+
+def test_what_hangs_at_slow_sites_is_slow_no_more():
+    """It stands aside as all that hangs, and others may be slow meanwhile."""
+    one, lines = slow_sites(20)
+    for number, line in enumerate(lines):
+        put(one, line, 20, f"{line.key}.example", owner=str(number % 3))
+    one.start(0.0)
+    assert (one.slow_aside, one.aside, one.slow) == (128, 128, 16)
+    now = lines[0].stalled_after
+    one.step_aside(now)
+    assert (one.slow_aside, one.aside, one.slow, one.workers) == (0, 144, 0, 0)
+    for line in lines:
+        one.answered_well(line, f"{line.key}.example", now)
+    one.start(now)
+    assert (one.aside, one.slow_aside) == (160, 16), "eight of each line"
+
+
 def test_the_last_that_may_stand_aside_are_kept():
     """For other owners first, and then for high mail."""
     one, lines = sites(400)
@@ -739,6 +829,7 @@ def test_what_stands_aside_is_counted(seed: int):
         if under_way and rng.random() < 0.7:
             place, job = under_way.pop(rng.randrange(len(under_way)))
             if rng.random() < 0.6:
+                place.line.took(rng.choice([0.01, 2.0]))
                 one.answered_well(place.line, job.domain, now)
             else:
                 one.troubled(place.line)
@@ -755,6 +846,8 @@ def test_what_stands_aside_is_counted(seed: int):
         assert (one.aside, one.workers) == (len(aside), len(under_way) - len(aside))
         assert one.workers <= one.places
         assert one.aside <= one.most_aside
+        slow = Counter(place.aside for place, _ in under_way if place.slow)
+        assert (one.slow_aside, one.slow) == (slow[True], slow[False])
         for line in lines:
             assert line.workers == sum(place.line is line for place, _ in under_way)
             assert line.aside == sum(place.line is line for place in aside)

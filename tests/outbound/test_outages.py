@@ -121,6 +121,8 @@ class World:
             self._look("lines", len(self.dispatch.lines))
             self._look("workers", self.dispatch.workers)
             self._look("aside", self.dispatch.aside)
+            self._look("slow", self.dispatch.slow)
+            self._look("slow aside", self.dispatch.slow_aside)
 
     def _have_begun(self) -> None:
         """All that may be begun now is."""
@@ -397,6 +399,30 @@ def test_many_dead_domains_take_nothing_from_the_others(dead: int, death: tuple[
     assert world.most["aside"] <= 2 * PLACES + dead
     tried = {mail.domain for mail in world.mails if mail.tried_at and mail.sent_at is None}
     assert len(tried) == dead
+
+
+def test_sites_that_take_their_time_take_nothing_from_the_others():
+    """However long: each of the others is delivered as fast as beside none, and of the slow ones
+    as many at once as each may have connections."""
+    taken = Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, "", False, True)
+    for seconds in (0.3, 5.0):
+        world = beside_many(16, (seconds, taken), seconds=20)
+        alone = beside_many(0, (seconds, taken), seconds=20)
+        assert latencies(world) == pytest.approx(latencies(alone), abs=1e-9)
+        assert world.most["slow aside"] <= PLACES // 4 * 16
+    assert world.most["slow aside"] == PLACES // 4 * 16
+
+
+def test_more_slow_sites_than_may_stand_aside_leave_half_of_the_places():
+    """The others go on at once among these, whatever the slow ones have waiting; of a hundred one
+    may wait for a claim."""
+    taken = Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, "", False, True)
+    world = beside_many(40, (5.0, taken), seconds=20)
+    alone = latencies(beside_many(0, (5.0, taken), seconds=20))
+    p99 = len(alone) * 99 // 100
+    assert latencies(world)[:p99] == pytest.approx(alone[:p99], abs=1e-9)
+    assert latencies(world)[-1] < TAKES + TICK
+    assert world.most["slow"] == PLACES // 2 - 2  # it is all one owner's
 
 
 def test_so_many_dead_domains_that_none_is_tried_anew_leave_those_alone_that_are_known():
