@@ -69,6 +69,7 @@ function collect(value) {
   if (value === null || typeof value !== "object") return;
   delete value.examples;
   delete value.example;
+  if (typeof value.title === "string") delete value.title; // its name, once more
   for (const [key, inner] of Object.entries(value)) {
     const name = key === "$ref" && /^#\/components\/schemas\/(.*)$/.exec(String(inner))?.[1];
     if (name && !schemas[name]) {

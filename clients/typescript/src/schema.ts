@@ -210,90 +210,47 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
-        /**
-         * AttachmentEntry
-         * @description An attachment, by its index.
-         */
+        /** @description An attachment, by its index. */
         AttachmentEntry: {
-            /** Index */
             index: number;
-            /** Filename */
             filename: string | null;
-            /** Content Type */
             content_type: string;
-            /** Size */
             size: number;
-            /** Content Id */
             content_id: string | null;
         };
-        /**
-         * Check
-         * @description One check: its result in the words of RFC 8601, and why.
-         */
+        /** @description One check: its result in the words of RFC 8601, and why. */
         Check: {
-            /**
-             * Result
-             * @description pass, fail, softfail, neutral, none (nothing to go by), permerror (a mistake of the domain's), temperror (the DNS did not answer)
-             */
+            /** @description pass, fail, softfail, neutral, none (nothing to go by), permerror (a mistake of the domain's), temperror (the DNS did not answer) */
             result: string;
-            /** Detail */
             detail: string;
         };
-        /**
-         * Checks
-         * @description What the world would say to a message.
-         */
+        /** @description What the world would say to a message. */
         Checks: {
             spf: components["schemas"]["Check"];
             dkim: components["schemas"]["Check"];
             dmarc: components["schemas"]["Check"];
-            /**
-             * Score
-             * @description 10: nothing to mend
-             */
+            /** @description 10: nothing to mend */
             score: number;
-            /**
-             * Reasons
-             * @description what the score is short of 10 for, and by
-             */
+            /** @description what the score is short of 10 for, and by */
             reasons: string[];
-            /** Findings */
             findings: components["schemas"]["FindingEntry"][];
         };
-        /**
-         * CreatedMailbox
-         * @description A mailbox just made; its token is shown this once.
-         */
+        /** @description A mailbox just made; its token is shown this once. */
         CreatedMailbox: {
-            /** Address */
             address: string;
-            /**
-             * Expires At
-             * Format: date-time
-             */
+            /** Format: date-time */
             expires_at: string;
-            /** Session Token */
             session_token: string | null;
-            /** Plan */
             plan: string;
         };
-        /**
-         * FindingEntry
-         * @description One thing to mend.
-         */
+        /** @description One thing to mend. */
         FindingEntry: {
-            /** Id */
             id: string;
-            /**
-             * Severity
-             * @enum {string}
-             */
+            /** @enum {string} */
             severity: "error" | "warning" | "note";
-            /** Text */
             text: string;
         };
         /**
-         * Info
          * @description This relay: its ports, and what it takes mail for.
          *
          *     A port is host:port, `lmtp` the path of a socket; null: not served here.  `…_tls`: with TLS from
@@ -301,142 +258,87 @@ export interface components {
          *     came in may be sent on to anybody.
          */
         Info: {
-            /** Version */
             version: string;
-            /** Smtp */
             smtp: string | null;
-            /** Lmtp */
             lmtp: string | null;
-            /** Submission */
             submission: string | null;
-            /** Submission Tls */
             submission_tls: string | null;
-            /** Pop3 */
             pop3: string | null;
-            /** Pop3 Tls */
             pop3_tls: string | null;
-            /** Starttls */
             starttls: boolean;
-            /** Domains */
             domains: string[];
-            /** Capture */
             capture: boolean;
-            /** Release */
             release: boolean;
-            /** Public Url */
             public_url: string;
         };
-        /**
-         * NewAttachment
-         * @description A file to go with a message.
-         */
+        /** @description A file to go with a message. */
         NewAttachment: {
-            /** Filename */
             filename: string;
-            /**
-             * Content Type
-             * @default application/octet-stream
-             */
+            /** @default application/octet-stream */
             content_type?: string;
-            /**
-             * Content
-             * @description the bytes, in base64
-             */
+            /** @description the bytes, in base64 */
             content: string;
         };
-        /**
-         * NewMailbox
-         * @description What a new mailbox is to be; all of it may be left out.
-         */
+        /** @description What a new mailbox is to be; all of it may be left out. */
         NewMailbox: {
             /**
-             * Ttl Minutes
              * @description minutes to live, cut to the plan's limit
              * @default null
              */
             ttl_minutes?: number | null;
             /**
-             * Local Part
              * @description what stands before the @; random when left out. Without a credential of a-z, 0-9, and . _ + - only
              * @default null
              */
             local_part?: string | null;
             /**
-             * Domain
              * @description one of the relay's domains; the first when left out
              * @default null
              */
             domain?: string | null;
             /**
-             * Webhook Url
              * @description where new messages are announced
              * @default null
              */
             webhook_url?: string | null;
         };
-        /**
-         * NewMessage
-         * @description What is to be sent to whom.
-         */
+        /** @description What is to be sent to whom. */
         NewMessage: {
-            /**
-             * From
-             * @description an address, or Name <address>
-             */
+            /** @description an address, or Name <address> */
             from: string;
-            /**
-             * To
-             * @description addresses, each of which gets a message of its own
-             */
+            /** @description addresses, each of which gets a message of its own */
             to: string[] | string;
-            /**
-             * Subject
-             * @default
-             */
+            /** @default  */
             subject?: string;
-            /**
-             * Text
-             * @default null
-             */
+            /** @default null */
             text?: string | null;
-            /**
-             * Html
-             * @default null
-             */
+            /** @default null */
             html?: string | null;
             /**
-             * Headers
              * @description further headers, such as Reply-To and List-Unsubscribe; those that the relay makes (From, To, Subject, Date, Message-ID, MIME) cannot be given
              * @default {}
              */
             headers?: {
                 [key: string]: string;
             };
-            /**
-             * Attachments
-             * @default []
-             */
+            /** @default [] */
             attachments?: components["schemas"]["NewAttachment"][];
             /**
-             * Priority
              * @default normal
              * @enum {string}
              */
             priority?: "high" | "normal" | "bulk";
             /**
-             * Send At
              * @description not before then; what is past means at once
              * @default null
              */
             send_at?: string | null;
             /**
-             * Not After
              * @description not after then: what waits still is cancelled, with the error expired, and webhooks are told message.expired
              * @default null
              */
             not_after?: string | null;
             /**
-             * Unknown Outcome
              * @description what to do when a connection broke between the end of the message and its answer: send again, perhaps a second copy, or hold it for a person to decide
              * @default retry
              * @enum {string}
@@ -444,291 +346,144 @@ export interface components {
             unknown_outcome?: "retry" | "hold";
         };
         /**
-         * OutboundMessage
          * @description One message to one recipient; sender, recipient, subject and tag are null to all but its
          *     owner.
          */
         OutboundMessage: {
-            /** Id */
             id: string;
-            /**
-             * Sender
-             * @description its reverse-path
-             */
+            /** @description its reverse-path */
             sender: string | null;
-            /** Recipient */
             recipient: string | null;
-            /** Subject */
             subject: string | null;
             status: components["schemas"]["State"];
-            /** Attempts */
             attempts: number;
-            /** Next Retry At */
             next_retry_at: string | null;
-            /** Sent At */
             sent_at: string | null;
-            /** Priority */
             priority: string;
-            /** Error */
             error: string | null;
-            /**
-             * Created At
-             * Format: date-time
-             */
+            /** Format: date-time */
             created_at: string;
-            /** Not After */
             not_after: string | null;
-            /** Tag */
             tag: string | null;
-            /**
-             * Peer
-             * @description that of the last attempt, as in its events
-             */
+            /** @description that of the last attempt, as in its events */
             peer: string | null;
-            /**
-             * Tls
-             * @description that of the last attempt, as in its events
-             */
+            /** @description that of the last attempt, as in its events */
             tls: string | null;
-            /**
-             * Reply
-             * @description what the server said that took it, redacted as `error` is
-             */
+            /** @description what the server said that took it, redacted as `error` is */
             reply: string | null;
         };
-        /**
-         * PlacedEntry
-         * @description A message in a list, and after a change of it.
-         */
+        /** @description A message in a list, and after a change of it. */
         PlacedEntry: {
-            /** Id */
             id: string;
-            /** From Address */
             from_address: string | null;
-            /** Subject */
             subject: string | null;
-            /**
-             * Received At
-             * Format: date-time
-             */
+            /** Format: date-time */
             received_at: string;
-            /** Is Read */
             is_read: boolean;
-            /**
-             * Has Attachments
-             * @description other than pictures that its HTML shows; null: not parsed
-             */
+            /** @description other than pictures that its HTML shows; null: not parsed */
             has_attachments: boolean | null;
-            /**
-             * Size
-             * @description bytes of the raw message
-             */
+            /** @description bytes of the raw message */
             size: number;
-            /**
-             * Mailbox
-             * @description its address
-             */
+            /** @description its address */
             mailbox: string;
-            /** Tags */
             tags: string[];
-            /**
-             * Snippet
-             * @description how its text begins; null until it was parsed
-             */
+            /** @description how its text begins; null until it was parsed */
             snippet: string | null;
-            /**
-             * Otp
-             * @description a one-time code, if one was found
-             */
+            /** @description a one-time code, if one was found */
             otp: string | null;
-            /**
-             * From Name
-             * @description what the sender is called beside the address
-             */
+            /** @description what the sender is called beside the address */
             from_name: string | null;
         };
-        /**
-         * PlacedMessage
-         * @description A message with everything that was found in it, and where it is.
-         */
+        /** @description A message with everything that was found in it, and where it is. */
         PlacedMessage: {
-            /** Id */
             id: string;
-            /** From Address */
             from_address: string | null;
-            /** Subject */
             subject: string | null;
-            /**
-             * Received At
-             * Format: date-time
-             */
+            /** Format: date-time */
             received_at: string;
-            /** Is Read */
             is_read: boolean;
-            /**
-             * Has Attachments
-             * @description other than pictures that its HTML shows; null: not parsed
-             */
+            /** @description other than pictures that its HTML shows; null: not parsed */
             has_attachments: boolean | null;
-            /**
-             * Size
-             * @description bytes of the raw message
-             */
+            /** @description bytes of the raw message */
             size: number;
-            /** To */
             to: string;
-            /**
-             * Headers
-             * @description a name that repeats has a list of values
-             */
+            /** @description a name that repeats has a list of values */
             headers: {
                 [key: string]: string | string[];
             };
-            /** Body Text */
             body_text: string | null;
-            /** Body Html */
             body_html: string | null;
-            /** Attachments */
             attachments: components["schemas"]["AttachmentEntry"][];
-            /**
-             * Otp
-             * @description a one-time code, if one was found
-             */
+            /** @description a one-time code, if one was found */
             otp: string | null;
-            /** Links */
             links: string[];
-            /**
-             * Error
-             * @description why parsing was partial
-             */
+            /** @description why parsing was partial */
             error: string | null;
-            /**
-             * Mailbox
-             * @description its address
-             */
+            /** @description its address */
             mailbox: string;
-            /** Tags */
             tags: string[];
-            /** Snippet */
             snippet: string | null;
-            /** From Name */
             from_name: string | null;
         };
-        /**
-         * QueuedMessage
-         * @description One message of the queue.
-         */
+        /** @description One message of the queue. */
         QueuedMessage: {
-            /** Id */
             id: string;
-            /** Recipient */
             recipient: string;
-            /** Status */
             status: string;
         };
-        /**
-         * RefusedEntry
-         * @description A recipient that SMTP has refused.
-         */
+        /** @description A recipient that SMTP has refused. */
         RefusedEntry: {
-            /** Address */
             address: string;
             /**
-             * Why
              * @description `expired`: its mailbox is over, or was deleted
              * @enum {string}
              */
             why: "unknown" | "expired" | "over_quota" | "filter";
-            /**
-             * Reply
-             * @description the last one to RCPT, or to the message
-             */
+            /** @description the last one to RCPT, or to the message */
             reply: string;
             /**
-             * At
              * Format: date-time
              * @description when it was refused last
              */
             at: string;
-            /**
-             * Count
-             * @description how often it was refused
-             */
+            /** @description how often it was refused */
             count: number;
-            /**
-             * Login
-             * @description as whom its sender had signed in, where mail is captured and any name is taken; what others sent to the address is an entry of its own
-             */
+            /** @description as whom its sender had signed in, where mail is captured and any name is taken; what others sent to the address is an entry of its own */
             login: string | null;
         };
-        /**
-         * Sent
-         * @description What a call queued: one message a recipient, in the order of `to`.
-         */
+        /** @description What a call queued: one message a recipient, in the order of `to`. */
         Sent: {
-            /** Messages */
             messages: components["schemas"]["QueuedMessage"][];
         };
         /**
-         * State
          * @description The state of a message; the value is what `relay.outbound_messages.status` shows.
          * @enum {string}
          */
         State: "queued" | "processing" | "sent" | "failed" | "bounced" | "cancelled" | "held";
-        /**
-         * WholeMessage
-         * @description A message with everything that was found in it.
-         */
+        /** @description A message with everything that was found in it. */
         WholeMessage: {
-            /** Id */
             id: string;
-            /** From Address */
             from_address: string | null;
-            /** Subject */
             subject: string | null;
-            /**
-             * Received At
-             * Format: date-time
-             */
+            /** Format: date-time */
             received_at: string;
-            /** Is Read */
             is_read: boolean;
-            /**
-             * Has Attachments
-             * @description other than pictures that its HTML shows; null: not parsed
-             */
+            /** @description other than pictures that its HTML shows; null: not parsed */
             has_attachments: boolean | null;
-            /**
-             * Size
-             * @description bytes of the raw message
-             */
+            /** @description bytes of the raw message */
             size: number;
-            /** To */
             to: string;
-            /**
-             * Headers
-             * @description a name that repeats has a list of values
-             */
+            /** @description a name that repeats has a list of values */
             headers: {
                 [key: string]: string | string[];
             };
-            /** Body Text */
             body_text: string | null;
-            /** Body Html */
             body_html: string | null;
-            /** Attachments */
             attachments: components["schemas"]["AttachmentEntry"][];
-            /**
-             * Otp
-             * @description a one-time code, if one was found
-             */
+            /** @description a one-time code, if one was found */
             otp: string | null;
-            /** Links */
             links: string[];
-            /**
-             * Error
-             * @description why parsing was partial
-             */
+            /** @description why parsing was partial */
             error: string | null;
         };
     };
