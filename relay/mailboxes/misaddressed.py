@@ -1,15 +1,16 @@
-"""Whose business an address is that took no mail: who may hear that mail for it was refused.
+"""Whose business mail is that went elsewhere: who may hear that it was refused, or captured.
 
-Who holds a mailbox may hear of
+Who holds a mailbox may hear that mail was refused for
 - its own address, and the addresses of other mailboxes of the same owner, whether they are over or
   not;
 - an address that is nobody's and is nearly its own: all but `_SLIP` characters in one place, of a
   local part of at least `_LEAST`.  That much of it the holder knows already; of short names, which
   people choose, a neighbour may be meant.
-The administrator may hear of all.
+The administrator may hear of all, and nobody else of captured mail, which is the administrator's.
 
 Promises: nobody else is told of an address that somebody has or had, as long as the relay remembers
-(`RELAY_EXPIRY__RETENTION`).
+(`RELAY_EXPIRY__RETENTION`).  Of captured mail is told what is a mailbox's by its sign: to its local
+part at another domain, or from who signed in by the name that is asked for.
 
 Fails with `DatabaseUnavailable` (temporary) from the pool.
 """
@@ -17,12 +18,25 @@ Fails with `DatabaseUnavailable` (temporary) from the pool.
 from __future__ import annotations
 
 from collections.abc import Collection, Set
+from dataclasses import dataclass
+from datetime import datetime
 
 from relay.db.pool import Pool
-from relay.mailboxes.records import Mailbox
+from relay.mailboxes.records import SHOWN, Mailbox
+from relay.mailboxes.visibility import LIVE
 
+_LOOKED_AT = 10_000  # mailboxes of captured mail, those with the newest
 _SLIP = 3  # characters that may differ, at most
 _LEAST = 12  # characters of a local part
+
+
+@dataclass(frozen=True)
+class Astray:
+    """A recipient for whom mail was captured: `count` messages, the last one at `at`."""
+
+    address: str
+    at: datetime
+    count: int
 
 
 class Misaddressed:
@@ -56,6 +70,44 @@ class Misaddressed:
             for address in addresses
             if (had[address] if address in had else is_slip(address, mailbox.address))
         )
+
+    async def captured(self, mailbox: Mailbox, login: str | None, limit: int) -> list[Astray]:
+        """Return for whom mail was captured since `mailbox` was made, the last one first: for its
+        own local part, and what came from who signed in as `login`.  It is for the administrator.
+        """
+        rows = await self._pool.fetch(
+            f"""
+            SELECT {SHOWN}, m.at, m.count
+            FROM (
+                SELECT *
+                FROM relay.mailboxes b
+                WHERE b.is_active
+                  AND b.captured_at >= %(since)s  -- that of the last mail (mailboxes_captured)
+                ORDER BY b.captured_at DESC, b.id DESC
+                LIMIT {_LOOKED_AT}
+            ) b
+            CROSS JOIN LATERAL (
+                SELECT max(received_at) AS at, count(*) AS count
+                FROM relay.messages
+                WHERE mailbox_id = b.id
+                  AND received_at >= %(since)s  -- messages_mailbox
+                  AND (login = %(login)s::text OR starts_with(b.address, %(local_part)s || '@'))
+            ) m
+            WHERE {LIVE}
+              AND b.id <> %(mailbox)s
+              AND m.count > 0
+            ORDER BY m.at DESC
+            LIMIT %(limit)s
+            """,  # noqa: S608 - constants of ours
+            {
+                "since": mailbox.created_at,
+                "login": login,
+                "local_part": mailbox.address.rpartition("@")[0],
+                "mailbox": mailbox.id,
+                "limit": limit,
+            },
+        )
+        return [Astray(*row) for row in rows]
 
 
 def is_slip(written: str, meant: str) -> bool:

@@ -156,9 +156,10 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
 
 @pytest.mark.parametrize("case", CASES["timeouts"], ids=lambda case: case["text"][:60])
 def test_both_clients_say_the_same_of_a_wait_in_vain(case: dict[str, Any]) -> None:
-    """What came, and who was refused."""
+    """What came, who was refused, and for whom mail was captured."""
     instead = "1 other came" if case["others"] else "nothing came"
-    error = WaitTimeout("'Reset'", 2.0, instead, case["others"], case["refused"])
+    astray = case["refused"], case.get("captured", ())
+    error = WaitTimeout("'Reset'", 2.0, instead, case["others"], *astray)
     assert str(error) == case["text"]
 
 
@@ -189,6 +190,57 @@ def test_a_wait_in_vain_leaves_out_whom_other_tests_mistyped(
         inbox.wait(timeout=0.1)
     mistyped = f"bob.{smtp_server.user}@{domain}"
     assert one.value.refused == (f"{mistyped} (550 5.1.1 No such mailbox here)",)
+
+
+def test_a_wait_in_vain_says_what_was_captured(
+    relay: Relay, inbox: Inbox, smtp_server: SmtpServer, deliver: Deliver
+) -> None:
+    """To the inbox's name at another domain, or as this test's user; no other test's, nor old."""
+
+    def signed_in(user: str, to: str) -> None:
+        with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+            smtp.login(user, smtp_server.password)
+            smtp.sendmail("a@shop.example", [to], "Subject: Reset\r\n\r\nx")
+
+    name = inbox.address.partition("@")[0]
+    domain = f"{name}.example"
+    for user in ("another-test", smtp_server.user, smtp_server.user):
+        signed_in(user, f"ops@{domain}")
+    signed_in("another-test", f"{name}x@{domain}")
+    deliver(f"{name}@{domain}")
+    with pytest.raises(WaitTimeout) as one:
+        inbox.wait("Reset", timeout=0.1)
+    assert str(one.value) == (
+        "waited 0.1 s for 'Reset'; nothing came; mail to 2 other recipients was captured since the"
+        f" inbox was made:\n  {name}@{domain}\n  ops@{domain} (2 messages)"
+    )
+    with relay.inbox() as later, pytest.raises(WaitTimeout, match=r"nothing came$"):
+        later._handle.login = smtp_server.user
+        later.wait(timeout=0.1)
+    with Relay(relay.url, None) as nobody, nobody.inbox() as theirs:
+        theirs._handle.login = smtp_server.user
+        signed_in(smtp_server.user, f"ops@{domain}")
+        with pytest.raises(WaitTimeout, match=r"nothing came$"):
+            theirs.wait(timeout=0.1)
+
+
+def test_a_wait_in_vain_names_what_has_just_come(relay: Relay, deliver: Deliver) -> None:
+    """It is parsed by the time it is listed: it has a subject."""
+    lists: list[str] = []
+
+    def asked(request: httpx.Request) -> None:
+        if request.url.path.endswith("/messages"):
+            lists.append(request.url.path)
+            if len(lists) == 1:
+                deliver(inbox.address, "Welcome")
+
+    with Relay(relay.url, relay.token) as other, other.inbox() as inbox:
+        for _ in range(20):
+            lists.clear()
+            other._http.event_hooks = {"request": [asked]}
+            with pytest.raises(WaitTimeout, match=r"'Welcome'") as one:
+                inbox.wait("Reset", timeout=0.0)
+            assert "(no subject)" not in str(one.value)
 
 
 @pytest.mark.parametrize("case", CASES["slips"], ids=lambda case: str(case["written"]))

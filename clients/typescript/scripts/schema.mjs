@@ -15,6 +15,7 @@ const CALLS = new Set([
   "waitForMessage",
   "listMessages",
   "listRefused",
+  "listCaptured",
   "getMessage",
   "deleteMessage",
   "getRawMessage",

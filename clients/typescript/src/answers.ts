@@ -71,6 +71,8 @@ export const LIST = every(
 
 export const REFUSED = every(record({ address: text, reply: text }));
 
+export const CAPTURED = every(record({ address: text, count }));
+
 export const MESSAGE = record({
   id,
   from_address: maybeText,

@@ -9,17 +9,18 @@
  * is at `RELAY_URL` and opened by `RELAY_TOKEN`, both Cypress's environment variables.  An inbox
  * ends with its test.
  *
- * Fails as the client does: `cy.waitForMail()` says what did come.  A relay that is away is asked
- * again only as often as `cy.request` does it.
+ * Fails as the client does: `cy.waitForMail()` says what did come, and what fails for want of a relay
+ * names the variables.  A relay that is away is asked again only as often as `cy.request` does it.
  *
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { INBOX, LIST, MESSAGE_OR_NONE, REFUSED, type Shape } from "./answers.js";
+import { CAPTURED, INBOX, LIST, MESSAGE_OR_NONE, REFUSED, type Shape } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, refused, unlike } from "./call.js";
-import { DEFAULT_URL } from "./options.js";
+import { DEFAULT_URL, whereFrom } from "./options.js";
 import {
   AttachmentData,
+  type CapturedJson,
   type EntryJson,
   MessageData,
   type MessageJson,
@@ -33,6 +34,7 @@ import {
   PART,
   TIMEOUT,
   type WaitOptions,
+  areParsed,
   waitQuery,
   concerning,
   inVain,
@@ -48,11 +50,13 @@ export interface CypressInbox {
   address: string;
   /** What opens an anonymous inbox; null where the token does. */
   sessionToken: string | null;
+  /** When it ends: the plan may allow less than was asked for. */
+  expiresAt: Date;
 }
 
 export interface CypressWaitOptions extends WaitOptions {
   /** The inbox to wait at; the last one that the test has made unless said. */
-  inbox?: CypressInbox;
+  inbox?: Pick<CypressInbox, "address" | "sessionToken">;
 }
 
 declare global {
@@ -79,6 +83,8 @@ interface Response {
 }
 interface Commands {
   env?(names: string[], options: { log: boolean }): Chain<Settings>;
+  on?(event: "fail", listener: (error: Error) => never): void;
+  off?(event: "fail", listener: (error: Error) => never): void;
   request(request: {
     method: string;
     url: string;
@@ -111,6 +117,16 @@ const {
 
 const QUIET = { log: false };
 const PAUSE = 500; // between two tries
+const LOOK = 100; // between two looks at what is being parsed
+const LOOKS = 10;
+
+const WHERE = whereFrom("Cypress's variables RELAY_URL and RELAY_TOKEN (CYPRESS_RELAY_URL in a shell)");
+
+/** To a request that gets no answer, which Cypress lets nobody catch. */
+function explain(error: Error): never {
+  error.message += `\n${WHERE}`;
+  throw error; // or the test would not fail
+}
 
 let made: CypressInbox[] = [];
 
@@ -125,7 +141,7 @@ function settings(): Chain<Settings> {
 interface CypressRequest {
   method: "GET" | "POST" | "DELETE";
   path: string;
-  inbox?: CypressInbox;
+  inbox?: CypressWaitOptions["inbox"];
   qs?: Record<string, string | number>;
   body?: object;
   longPoll?: number;
@@ -150,8 +166,9 @@ function call<T>(
   otherwise?: T,
 ): Chain<T> {
   return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token }) => {
-    const once = (): Chain<T> =>
-      cy
+    const once = (): Chain<T> => {
+      cy.on?.("fail", explain);
+      return cy
         .request({
           method,
           url: `${(url || DEFAULT_URL).replace(/\/+$/, "")}${path}`,
@@ -168,6 +185,7 @@ function call<T>(
           log: false,
         })
         .then((response) => {
+          cy.off?.("fail", explain);
           // What cannot be ended ends with its time; a hook that fails would skip all other tests.
           if (method === "DELETE") return cy.wrap(undefined as T, QUIET);
           const isJson = typeof response.body !== "string";
@@ -185,8 +203,11 @@ function call<T>(
             headers: new Headers(typeof leads === "string" ? { Location: leads } : {}),
             bytes: new TextEncoder().encode(said),
           };
-          throw good ? unlike(answer) : refused(answer);
+          const error = good ? unlike(answer) : refused(answer);
+          if (error.status === 401 || error.problem === "unknown") explain(error);
+          throw error;
         });
+    };
     return once();
   });
 }
@@ -198,8 +219,8 @@ function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<
     body: newMailbox({ ttl, ...wanted }),
     shape: INBOX,
     deadline: Date.now() + REPLY,
-  }).then(({ address, session_token: sessionToken }) => {
-    const inbox = { address, sessionToken };
+  }).then(({ address, session_token: sessionToken, expires_at: at }) => {
+    const inbox = { address, sessionToken, expiresAt: new Date(at) };
     made.push(inbox);
     return cy.wrap(inbox, QUIET);
   });
@@ -214,6 +235,29 @@ function waitForMail({
   const timeout = waitable(wanted.timeout ?? TIMEOUT);
   const deadline = Date.now() + timeout;
   const rest = rests();
+  /** What there is of this inbox; of a relay that does not know, nothing. */
+  const also = <T>(path: string, shape: Shape): Chain<T[]> =>
+    call<T[]>(
+      { method: "GET", path: `${pathOf(at.address)}${path}`, inbox: at, shape, deadline },
+      [],
+    );
+  const late = (looks: number): Chain<never> =>
+    call<EntryJson[]>({
+      method: "GET",
+      path: `${pathOf(at.address)}/messages`,
+      inbox: at,
+      qs: { limit: OTHERS + 1 },
+      shape: LIST,
+      deadline,
+    }).then((others) => {
+      if (looks > 0 && !areParsed(others)) return cy.wait(LOOK, QUIET).then(() => late(looks - 1));
+      return also<RefusedJson>("/refused", REFUSED).then((refused) =>
+        also<CapturedJson>("/captured", CAPTURED).then((captured) => {
+          const near = concerning(refused, at.address);
+          throw inVain(inWords(wanted), timeout, others, [], near, captured);
+        }),
+      );
+    });
   const next = (): Chain<MessageData> => {
     const began = Date.now();
     const part = Math.min(PART, Math.max(0, deadline - Date.now()));
@@ -231,22 +275,7 @@ function waitForMail({
       }
       const now = Date.now();
       if (now < deadline) return cy.wait(rest(now - began, deadline - began), QUIET).then(next);
-      return call<EntryJson[]>({
-        method: "GET",
-        path: `${pathOf(at.address)}/messages`,
-        inbox: at,
-        qs: { limit: OTHERS + 1 },
-        shape: LIST,
-        deadline,
-      }).then((others) => {
-        const path = `${pathOf(at.address)}/refused`;
-        return call<RefusedJson[]>(
-          { method: "GET", path, inbox: at, shape: REFUSED, deadline },
-          [], // nobody, of a relay that does not know
-        ).then((refused) => {
-          throw inVain(inWords(wanted), timeout, others, [], concerning(refused, at.address));
-        });
-      });
+      return late(LOOKS);
     });
   };
   return next();

@@ -57,9 +57,9 @@ export class Refused extends RelayError {
   }
 }
 
-const REFUSED = 5; // lines of recipients in a text
+const RECIPIENTS = 5; // lines of them in a text
 
-/** Nothing that was waited for came in time; the text lists what did come, and who was refused. */
+/** Nothing that was waited for came in time; the text lists what did come, and what went wrong. */
 export class WaitTimeout extends RelayError {
   override name = "WaitTimeout";
 
@@ -70,6 +70,8 @@ export class WaitTimeout extends RelayError {
    * @param others A line for each message that came and was not waited for, the newest first.
    * @param refused A line for each recipient that SMTP refused since the inbox was made, and whose
    * business that is; the newest first.
+   * @param captured A line for each recipient at another domain for whom mail was captured since
+   * then, of this inbox's sender or by its name; none but for the administrator's token.
    */
   constructor(
     readonly wanted: string,
@@ -77,13 +79,22 @@ export class WaitTimeout extends RelayError {
     readonly instead: string,
     readonly others: readonly string[] = [],
     readonly refused: readonly string[] = [],
+    readonly captured: readonly string[] = [],
   ) {
     const listed = inLines(others);
-    const also = refused.length > 0 ? `${listed ? "\n" : "; "}${meanwhile(refused)}` : "";
-    super(
-      `waited ${inSeconds(timeout)} s for ${wanted}; ${instead}${listed && `:${listed}`}${also}`,
-    );
-    hide(this, "wanted", "instead", "others", "refused");
+    let said = instead + (listed && `:${listed}`);
+    for (const astray of [
+      meanwhile(refused, "1 recipient was refused", "# recipients were refused"),
+      meanwhile(
+        captured,
+        "mail to 1 other recipient was captured",
+        "mail to # other recipients was captured",
+      ),
+    ]) {
+      if (astray) said += (said.includes("\n") ? "\n" : "; ") + astray;
+    }
+    super(`waited ${inSeconds(timeout)} s for ${wanted}; ${said}`);
+    hide(this, "wanted", "instead", "others", "refused", "captured");
   }
 }
 
@@ -91,12 +102,14 @@ function inLines(lines: readonly string[]): string {
   return lines.map((one) => `\n  ${one}`).join("");
 }
 
-/** Say in words who was refused. */
-function meanwhile(refused: readonly string[]): string {
-  const count = refused.length;
-  if (count === 1) return `1 recipient was refused since the inbox was made: ${refused[0]}`;
-  const newest = count > REFUSED ? `, the newest ${REFUSED}` : "";
-  return `${count} recipients were refused since the inbox was made${newest}:${inLines(refused.slice(0, REFUSED))}`;
+/** Say in words to whom mail went, or did not go. */
+function meanwhile(recipients: readonly string[], one: string, many: string): string {
+  const count = recipients.length;
+  if (count === 0) return "";
+  if (count === 1) return `${one} since the inbox was made: ${recipients[0]}`;
+  const newest = count > RECIPIENTS ? `, the newest ${RECIPIENTS}` : "";
+  const listed = inLines(recipients.slice(0, RECIPIENTS));
+  return `${many.replace("#", String(count))} since the inbox was made${newest}:${listed}`;
 }
 
 /** Mail came where none was to come. */

@@ -1,7 +1,7 @@
 /** What the fixtures of each test runner are made of. */
 
 import { Refused, RelayError, Unreachable } from "./errors.js";
-import { DEFAULT_URL } from "./options.js";
+import { whereFrom } from "./options.js";
 import { type Inbox, type InboxOptions, LOGINS, type Message, type Relay } from "./relay.js";
 import { visible } from "./text.js";
 import { FIXTURE_TTL } from "./waiting.js";
@@ -24,9 +24,7 @@ export async function inboxOf(
   return inbox;
 }
 
-const WHERE =
-  "RELAY_URL (and RELAY_TOKEN) say where the relay is and what opens it; " +
-  `without RELAY_URL it is looked for at ${DEFAULT_URL}`;
+const WHERE = whereFrom("RELAY_URL (and RELAY_TOKEN)");
 const BACK = 500; // milliseconds in which a relay answers that did not before
 
 /** Why relays, by their URLs, did not answer this process: each is waited for once. */

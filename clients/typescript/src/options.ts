@@ -11,6 +11,14 @@ import { quoted } from "./text.js";
 /** Where a relay is, unless it is said. */
 export const DEFAULT_URL = "http://127.0.0.1:8025";
 
+/** What says where a relay is, for who has found none. */
+export function whereFrom(variables: string): string {
+  return (
+    `${variables} say where the relay is and what opens it; ` +
+    `without RELAY_URL it is looked for at ${DEFAULT_URL}`
+  );
+}
+
 /** Where a relay is, and what opens it. */
 export interface RelayOptions {
   /** `RELAY_URL` of the environment unless given, else a relay on this machine. */

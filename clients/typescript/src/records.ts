@@ -15,6 +15,7 @@ export type MessageJson = Schemas["WholeMessage"];
 export type EntryJson = Schemas["PlacedEntry"];
 export type WholeEntryJson = Schemas["PlacedMessage"];
 export type RefusedJson = Schemas["RefusedEntry"];
+export type CapturedJson = Schemas["CapturedEntry"];
 export type AttachmentJson = Schemas["AttachmentEntry"];
 export type InfoJson = Schemas["Info"];
 export type OutboundEntryJson = Schemas["OutboundMessage"];

@@ -28,6 +28,7 @@ import {
 import {
   AttachmentData,
   type AttachmentJson,
+  type CapturedJson,
   type Checks,
   type EntryJson,
   type Info,
@@ -49,6 +50,7 @@ import {
   TIMEOUT,
   type WaitOptions,
   type Wanted,
+  areParsed,
   waitQuery,
   lineOf,
   concerning,
@@ -401,8 +403,15 @@ export class Inbox implements AsyncDisposable {
     try {
       const request = this.#request("GET", "/messages", { limit });
       const deadline = performance.now() + LISTS_WITHIN;
-      const entries = await this.#exchange.json<EntryJson[]>(request, answers.LIST, deadline);
-      return inVain(what, timeout, entries, found, await this.#refused(deadline));
+      const until = (performance.now() + deadline) / 2;
+      let entries: EntryJson[];
+      for (let pause = FIRST_LOOK; ; pause = Math.min(2 * pause, LAST_LOOK)) {
+        entries = await this.#exchange.json<EntryJson[]>(request, answers.LIST, deadline);
+        if (areParsed(entries) || performance.now() + pause > until) break;
+        await paused(pause);
+      }
+      const refused = await this.#refused(deadline);
+      return inVain(what, timeout, entries, found, refused, await this.#captured(deadline));
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return new WaitTimeout(what, timeout, `what came cannot be listed: ${error.message}`);
@@ -415,6 +424,21 @@ export class Inbox implements AsyncDisposable {
     try {
       const found = await this.#exchange.json<RefusedJson[]>(request, answers.REFUSED, deadline);
       return concerning(found, this.address, LOGINS.get(this));
+    } catch (error) {
+      if (!(error instanceof RelayError)) throw error;
+      return [];
+    }
+  }
+
+  /**
+   * For whom mail was captured that may have been meant for this inbox, as the relay tells its
+   * administrator; nobody, of one that does not know.
+   */
+  async #captured(deadline: number): Promise<CapturedJson[]> {
+    const login = LOGINS.get(this);
+    const request = this.#request("GET", "/captured", login === undefined ? undefined : { login });
+    try {
+      return await this.#exchange.json<CapturedJson[]>(request, answers.CAPTURED, deadline);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return [];

@@ -52,6 +52,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/mailboxes/{address}/captured": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** List recipients for whom mail was captured since a mailbox was made */
+        get: operations["listCaptured"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/mailboxes/{address}/messages/wait": {
         parameters: {
             query?: never;
@@ -217,6 +234,17 @@ export interface components {
             content_type: string;
             size: number;
             content_id: string | null;
+        };
+        /** @description A recipient for whom mail was captured. */
+        CapturedEntry: {
+            address: string;
+            /**
+             * Format: date-time
+             * @description when the last of it came
+             */
+            at: string;
+            /** @description how many messages */
+            count: number;
         };
         /** @description One check: its result in the words of RFC 8601, and why. */
         Check: {
@@ -571,6 +599,32 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["RefusedEntry"][];
+                };
+            };
+        };
+    };
+    listCaptured: {
+        parameters: {
+            query?: {
+                /** @description as whom its sender had signed in */
+                login?: string | null;
+            };
+            header?: never;
+            path: {
+                /** @description the mailbox's address */
+                address: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description a hundred at most, the last one first */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CapturedEntry"][];
                 };
             };
         };

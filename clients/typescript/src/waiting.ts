@@ -4,7 +4,7 @@
  */
 
 import { RelayError, WaitTimeout } from "./errors.js";
-import type { EntryJson, MessageData, MessageJson, RefusedJson } from "./records.js";
+import type { CapturedJson, EntryJson, MessageData, MessageJson, RefusedJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
 import { inALine, quoted } from "./text.js";
@@ -104,7 +104,8 @@ export function lineOf(
 
 /**
  * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
- * there are as many; `found` are the ids of those that were waited for; `refused` are recipients.
+ * there are as many; `found` are the ids of those that were waited for; `refused` are recipients, and
+ * so are `captured`.
  */
 export function inVain(
   what: string,
@@ -112,6 +113,7 @@ export function inVain(
   entries: readonly EntryJson[],
   found: readonly string[] = [],
   refused: readonly Pick<RefusedJson, "address" | "reply">[] = [],
+  captured: readonly Pick<CapturedJson, "address" | "count">[] = [],
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
@@ -120,7 +122,15 @@ export function inVain(
   const many = `others came, the newest ${OTHERS}`;
   const instead = count === 0 ? none : count > OTHERS ? many : some;
   const recipients = refused.map(({ address, reply }) => `${address} (${reply})`);
-  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients);
+  const astray = captured.map(({ address, count: so }) =>
+    so === 1 ? address : `${address} (${so} messages)`,
+  );
+  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray);
+}
+
+/** Whether entries of a list have all that they ever will; what has just come has no subject yet. */
+export function areParsed(entries: readonly Partial<EntryJson>[]): boolean {
+  return entries.every((entry) => entry.has_attachments !== null);
 }
 
 /**

@@ -19,11 +19,11 @@ import {
   VERSION,
   WaitTimeout,
 } from "relay-client";
-import { mistype } from "./refusals.mjs";
+import { mistype, sendAs } from "./refusals.mjs";
 
 /** @param {string} name */
 const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url).href);
-const { smtpServerOf } = await inner("fixtures");
+const { inboxOf, smtpServerOf } = await inner("fixtures");
 const { MessageData } = await inner("records");
 const { quoted, visible } = await inner("text");
 const { concerning, isNear } = await inner("waiting");
@@ -293,10 +293,11 @@ test(
   }),
 );
 
-for (const { others, refused, text } of cases.timeouts) {
+for (const { others, refused, captured, text } of cases.timeouts) {
   test(`both clients say of a wait in vain: ${text.split("\n")[0]}`, () => {
     const instead = others.length > 0 ? "1 other came" : "nothing came";
-    assert.equal(new WaitTimeout("'Reset'", 2_000, instead, others, refused).message, text);
+    const error = new WaitTimeout("'Reset'", 2_000, instead, others, refused, captured);
+    assert.equal(error.message, text);
   });
 }
 
@@ -321,7 +322,7 @@ test(
 test("a wait in vain at a relay that does not know who was refused says what came", async () => {
   const older = new Relay({
     fetch: async (input, init) =>
-      String(input).endsWith("/refused")
+      /\/(refused|captured)$/.test(String(input))
         ? Response.json({ type: "about:blank", detail: "Not Found" }, { status: 404 })
         : fetch(input, init),
   });
@@ -332,6 +333,46 @@ test("a wait in vain at a relay that does not know who was refused says what cam
   });
   await inbox.close();
 });
+
+test(
+  "a wait in vain says what was captured for the inbox's name elsewhere, to the administrator",
+  withInbox(async (inbox) => {
+    const name = inbox.address.split("@")[0];
+    for (const to of [`${name}@${name}.example`, `${name}@${name}.example`, `x${name}@y.example`]) {
+      await deliver(to);
+    }
+    const said =
+      "waited 0.1 s for any mail; nothing came; mail to 1 other recipient was captured since the " +
+      `inbox was made: ${name}@${name}.example (2 messages)`;
+    await assert.rejects(inbox.wait({ timeout: 100 }), { message: said });
+  }),
+);
+
+test("a wait in vain says what was captured of its own test's application", async () => {
+  const inbox = await inboxOf(relay, { ttl: 10 }, "orders a book");
+  const { user } = await smtpServerOf(relay, "orders a book");
+  for (const name of [user, "another-test"]) await sendAs(name, `${name}@${inbox.address.split("@")[0]}.example`);
+  await assert.rejects(inbox.wait({ timeout: 100 }), {
+    message:
+      "waited 0.1 s for any mail; nothing came; mail to 1 other recipient was captured since the " +
+      `inbox was made: ${user}@${inbox.address.split("@")[0]}.example`,
+  });
+  await inbox.close();
+});
+
+test(
+  "a wait in vain names what has just come",
+  withInbox(async (inbox) => {
+    for (let at = 0; at < 10; at++) {
+      await deliver(inbox.address, { subject: "Welcome" });
+      await assert.rejects(inbox.wait({ subject: "Reset", timeout: 0 }), (error) => {
+        assert.match(String(error), /'Welcome'/);
+        assert.doesNotMatch(String(error), /no subject/);
+        return true;
+      });
+    }
+  }),
+);
 
 test("a wait in vain leaves out whom others mistyped", () => {
   const all = ["own", "others", null].map((login) => ({ address: `${login}@a.example`, login }));

@@ -3,7 +3,7 @@
 // Cypress itself is not run here: installing it fetches a program of several hundred megabytes from
 // elsewhere than npm.  The stand-in does what Cypress documents of `Cypress.Commands.add`, of `cy.env`
 // (and of `Cypress.env`, which older ones have instead), of `cy.request`, `cy.wait`, `cy.wrap` and
-// `.then`: commands are queued, what a callback queues runs
+// `.then`, and of the event "fail": commands are queued, what a callback queues runs
 // before what was queued after it, and the first that fails ends the test.
 
 import assert from "node:assert/strict";
@@ -12,7 +12,7 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { beforeEach, test } from "node:test";
 import { Relay } from "relay-client";
-import { mistype } from "./refusals.mjs";
+import { mistype, sendAs } from "./refusals.mjs";
 
 /** @typedef {{ then: (next: (value: any) => unknown) => Chain, [name: string]: any }} Chain */
 
@@ -66,6 +66,15 @@ async function inner(callback) {
 
 cy.env = (/** @type {string[]} */ names) =>
   queued(() => Object.fromEntries(names.map((name) => [name, process.env[name]])));
+/** @type {((error: Error) => void)[]} */
+let failing = []; // listeners to "fail"
+cy.on = (/** @type {string} */ event, /** @type {(error: Error) => void} */ listener) => {
+  assert.equal(event, "fail");
+  failing.push(listener);
+};
+cy.off = (/** @type {string} */ _, /** @type {(error: Error) => void} */ listener) => {
+  failing = failing.filter((one) => one !== listener);
+};
 cy.wrap = (/** @type {unknown} */ value) => queued(() => Promise.resolve(value));
 cy.wait = (/** @type {number} */ time) =>
   queued(() => new Promise((done) => setTimeout(() => done(time), time)));
@@ -109,8 +118,12 @@ const cases = JSON.parse(readFileSync(new URL("../../cases.json", import.meta.ur
 async function asATest(body) {
   queue = Promise.resolve();
   requests = [];
+  failing = [];
   try {
     await inner(body);
+  } catch (error) {
+    for (const listener of failing) listener(/** @type {Error} */ (error));
+    throw error;
   } finally {
     queue = Promise.resolve();
     for (const hook of hooks) await inner(hook);
@@ -125,9 +138,11 @@ test("an inbox is made, mail is waited for, and the inbox ends with the test", a
   /** @type {any} */
   let message;
   let address = "";
+  let minutes = 0;
   await asATest(() => {
     cy.relayInbox({ ttl: 5 }).then((/** @type {any} */ inbox) => {
       address = inbox.address;
+      minutes = (inbox.expiresAt.getTime() - Date.now()) / 60_000;
       return cy.wrap(
         relay.send({
           from: "a@shop.example",
@@ -141,6 +156,7 @@ test("an inbox is made, mail is waited for, and the inbox ends with the test", a
       message = found;
     });
   });
+  assert.ok(minutes > 4 && minutes <= 5.1);
   assert.equal(message.code, "271828");
   assert.equal(message.link("/activate"), "https://shop.example/activate?token=1");
   assert.equal(message.headers.get("subject"), "Welcome");
@@ -192,11 +208,53 @@ test("a wait in vain says who was refused since the inbox was made", async () =>
   );
 });
 
+test("a wait in vain says what was captured for the inbox's name elsewhere", async () => {
+  let captured = "";
+  await assert.rejects(
+    asATest(() => {
+      cy.relayInbox().then(async (/** @type {any} */ { address }) => {
+        captured = `${address}.example`;
+        await sendAs("app", captured);
+      });
+      cy.waitForMail({ timeout: 100 });
+    }),
+    (error) => {
+      const said = "mail to 1 other recipient was captured since the inbox was made";
+      assert.match(String(error), new RegExp(`; nothing came; ${said}: ${captured}$`));
+      return true;
+    },
+  );
+});
+
+test("a wait in vain names what has just come", async () => {
+  let lists = 0;
+  await at(
+    ({ url = "" }, response) => {
+      const isList = url.includes("/messages?");
+      const isParsed = isList && ++lists > 2;
+      const parsed = isParsed
+        ? { subject: "Welcome", has_attachments: false }
+        : { subject: null, has_attachments: null };
+      const entry = { id: "1", from_address: null, received_at: "2030-01-01T00:00:00Z" };
+      const listed = [{ ...entry, ...parsed }];
+      const said = url.includes("/wait") ? null : isList ? listed : [];
+      response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify(said));
+    },
+    async () => {
+      const inbox = { address: "a@b.example", sessionToken: null };
+      await assert.rejects(
+        asATest(() => cy.waitForMail({ inbox, timeout: 0 })),
+        /1 other came:\n.*: 'Welcome'$/,
+      );
+    },
+  );
+});
+
 test("a wait in vain at a relay that does not know who was refused says what came", async () => {
   await at(
     ({ url = "" }, response) => {
       const said = url.includes("/wait") ? "null" : "[]";
-      const status = url.endsWith("/refused") ? 404 : 200;
+      const status = /\/(refused|captured)$/.test(url) ? 404 : 200;
       response.writeHead(status, { "Content-Type": "application/json" }).end(said);
     },
     async () => {
@@ -204,7 +262,9 @@ test("a wait in vain at a relay that does not know who was refused says what cam
       await assert.rejects(asATest(() => cy.waitForMail({ inbox, timeout: 0 })), {
         message: "waited 0 s for any mail; nothing came",
       });
-      assert.equal(requests.at(-1), "GET /api/v1/mailboxes/a@b.example/refused");
+      const [refused, captured] = requests.slice(-2);
+      assert.equal(refused, "GET /api/v1/mailboxes/a@b.example/refused");
+      assert.equal(captured, "GET /api/v1/mailboxes/a@b.example/captured");
     },
   );
 });
@@ -276,11 +336,48 @@ async function at(answer, body) {
   }
 }
 
+const WHERE =
+  "Cypress's variables RELAY_URL and RELAY_TOKEN (CYPRESS_RELAY_URL in a shell) say where the relay " +
+  "is and what opens it; without RELAY_URL it is looked for at http://127.0.0.1:8025";
+
+test("what gets no answer, or is not let in, names the variables; no other failure does", async () => {
+  let port = 0;
+  await at(
+    ({ socket }) => {
+      port = socket.localPort ?? 0;
+      socket.destroy();
+    },
+    () =>
+      assert.rejects(asATest(() => cy.relayInbox()), (error) => {
+        assert.ok(error instanceof Error);
+        assert.equal(error.message, `fetch failed\n${WHERE}`);
+        return true;
+      }),
+  );
+  assert.ok(port > 0);
+  await at(
+    (_, response) =>
+      response
+        .writeHead(401, { "Content-Type": "application/json" })
+        .end('{"type":"urn:x:unauthorized","detail":"no"}'),
+    () => assert.rejects(asATest(() => cy.relayInbox()), { message: `401 unauthorized: no\n${WHERE}` }),
+  );
+  await assert.rejects(
+    asATest(() => {
+      cy.relayInbox();
+      cy.wrap(null).then(() => {
+        throw new Error("the page is blank");
+      });
+    }),
+    { message: "the page is blank" },
+  );
+});
+
 for (const { status, headers, body, error } of cases.no_relay) {
   test(`no relay: ${error}`, async () => {
     await at(
       (_, response) => response.writeHead(status, headers).end(body),
-      () => assert.rejects(asATest(() => cy.relayInbox()), { message: error }),
+      () => assert.rejects(asATest(() => cy.relayInbox()), { message: `${error}\n${WHERE}` }),
     );
   });
 }

@@ -1,8 +1,25 @@
-// Recipients that the relay at RELAY_URL refuses.
+// Recipients at the relay at RELAY_URL that no inbox has, by SMTP.
 
-import { once } from "node:events";
 import { connect } from "node:net";
+import { createInterface } from "node:readline";
 import { Relay } from "relay-client";
+
+/**
+ * Say these commands, each after the reply to the one before.
+ *
+ * @param {string[]} commands
+ */
+async function say(...commands) {
+  const { smtp } = await new Relay().info();
+  const [, host, port] = /^\[?(.*?)\]?:(\d+)$/.exec(smtp ?? "") ?? [];
+  const socket = connect(Number(port), host);
+  for await (const line of createInterface(socket)) {
+    if (line[3] === "-") continue;
+    const next = commands.shift();
+    if (next === undefined) socket.end();
+    else socket.write(`${next}\r\n`);
+  }
+}
 
 /**
  * Mail an address that nobody has, and which is another's but for a slip.  Return the address, and
@@ -12,11 +29,18 @@ import { Relay } from "relay-client";
  */
 export async function mistype(address) {
   const mistyped = address.replace("@", "x@");
-  const { smtp } = await new Relay().info();
-  const [, host, port] = /^\[?(.*?)\]?:(\d+)$/.exec(smtp ?? "") ?? [];
-  const socket = connect(Number(port), host);
-  socket.end(`EHLO x\r\nMAIL FROM:<>\r\nRCPT TO:<${mistyped}>\r\nQUIT\r\n`);
-  socket.resume();
-  await once(socket, "close");
+  await say("EHLO x", "MAIL FROM:<>", `RCPT TO:<${mistyped}>`, "QUIT");
   return `1 recipient was refused since the inbox was made: ${mistyped} (550 5.1.1 No such mailbox here)`;
+}
+
+/**
+ * Send as somebody who has signed in.
+ *
+ * @param {string} user
+ * @param {string} to
+ */
+export async function sendAs(user, to) {
+  const login = Buffer.from(`\0${user}\0secret`).toString("base64");
+  const mail = ["MAIL FROM:<a@shop.example>", `RCPT TO:<${to}>`, "DATA", "Subject: Reset\r\n\r\nx\r\n."];
+  await say("EHLO x", `AUTH PLAIN ${login}`, ...mail, "QUIT");
 }

@@ -43,7 +43,7 @@ from relay.http.problems import mailbox_not_found
 from relay.http.routing import Api
 from relay.times import rfc3339
 
-_MOST_REFUSED = 100
+_MOST_ASTRAY = 100  # recipients, refused or captured
 
 
 class NewMailbox(Form):
@@ -120,6 +120,22 @@ class RefusedEntry(View):
             "taken; what others sent to the address is an entry of its own"
         ),
     ]
+
+
+class CapturedQuery(Query):
+    """Whose mail is meant, beside what went to the mailbox's name at another domain."""
+
+    login: Annotated[
+        str | None, Field(max_length=1000, description="as whom its sender had signed in")
+    ] = None
+
+
+class CapturedEntry(View):
+    """A recipient for whom mail was captured."""
+
+    address: str
+    at: Annotated[Instant, Field(description="when the last of it came")]
+    count: Annotated[int, Field(description="how many messages")]
 
 
 class AllowanceEntry(View):
@@ -313,7 +329,7 @@ def register(api: Api) -> None:
             [one.address for one in found],
             administrator=call.caller is not None and call.caller.credential.administrator,
         )
-        shown = [one for one in found if one.address in told][:_MOST_REFUSED]
+        shown = [one for one in found if one.address in told][:_MOST_ASTRAY]
         return json_response(
             [
                 {
@@ -326,6 +342,37 @@ def register(api: Api) -> None:
                 }
                 for one in shown
             ]
+        )
+
+    @api.add(
+        "GET",
+        "/api/v1/mailboxes/<address>/captured",
+        Operation(
+            "listCaptured",
+            "List recipients for whom mail was captured since a mailbox was made",
+            "mailboxes",
+            Access.MAILBOX,
+            (
+                Answer(200, "a hundred at most, the last one first", list[CapturedEntry]),
+                MAILBOX_NOT_FOUND,
+            ),
+            scope="read",
+            query=CapturedQuery,
+            details="For a test in which no mail came: its application may have written to another "
+            "domain. Mail to the mailbox's name at any other domain is meant, and what came from "
+            "who had signed in as `login`. Captured mail is the administrator's: to anybody else "
+            "this list is empty.",
+        ),
+    )
+    async def captured(call: Call) -> Response:
+        if call.caller is None or not call.caller.credential.administrator:
+            return json_response([])
+        async with api.searches.turn(call):
+            found = await api.deps.misaddressed.captured(
+                call.mailbox, call.query.login, _MOST_ASTRAY
+            )
+        return json_response(
+            [{"address": one.address, "at": rfc3339(one.at), "count": one.count} for one in found]
         )
 
     @api.add(

@@ -9,6 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from relay.db.pool import Pool
 from relay.http.problems import invalid
+from relay.ids import new_id
+from relay.mailboxes import capture
 from relay.mailboxes.records import Mailbox
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
@@ -331,6 +333,45 @@ async def test_refused_recipients_are_shown_to_whom_they_concern(house: House) -
         await house.client.post("/api/v1/mailboxes", headers=others, json=new)
     ).status_code == 201
     assert await refused_of(house, made[0], mine) == [over]
+
+
+async def captured(house: House, address: str, login: str | None = None) -> None:
+    """A message to another's domain."""
+    recipient = [(new_id(), address)]
+    mail = capture.Captured(recipient, "shop@shop.example", LETTER, login, [address])
+    assert len((await capture.store(house.pool, [mail], 3600.0))[0]) == 1
+
+
+async def test_captured_mail_that_an_inbox_missed_is_shown_to_the_administrator(house: House):
+    """What went to its name elsewhere, and what its login sent; since it was made, newest first."""
+    name = "lorih-pajos-rivah"
+    await captured(house, f"{name}@before.example", "mine")
+    await captured(house, "ops@shop.example", "mine")
+    key = await house.key("read")
+    new = await house.client.post(BASE, headers=key, json={"local_part": name})
+    address = new.json()["address"]
+    anonymous, session = await house.mailbox()
+    for login in ("mine", "mine", "another", None):
+        await captured(house, "ops@shop.example", login)
+    await captured(house, f"{name}@relay.example")
+    await captured(house, f"x{name}@relay.example", "another")
+
+    async def told(of: str, headers: dict[str, str], **query: str) -> list[tuple[str, int]]:
+        path = f"{BASE}/{of}/captured"
+        answer = await house.client.get(path, headers=headers, params=query)
+        assert answer.status_code == 200, answer.text
+        return [(one["address"], one["count"]) for one in answer.json()]
+
+    its_name = (f"{name}@relay.example", 1)
+    assert await told(address, house.admin) == [its_name]
+    assert await told(address, house.admin, login="mine") == [its_name, ("ops@shop.example", 2)]
+    assert await told(its_name[0], house.admin) == []  # it is that mailbox itself
+    assert await told(anonymous, house.admin, login="mine") == [("ops@shop.example", 2)]
+    assert await told(address, key, login="mine") == []
+    assert await told(anonymous, session, login="mine") == []
+    assert (await house.client.get(f"{BASE}/{address}/captured")).status_code == 404
+    await house.expire(its_name[0])
+    assert await told(address, house.admin) == []
 
 
 class Clock:

@@ -113,6 +113,8 @@ LIST = _every(_ENTRY)
 
 REFUSED = _every(_record(address=_text, reply=_text))
 
+CAPTURED = _every(_record(address=_text, count=_count))
+
 MESSAGE = _record(
     id=_id,
     from_address=_maybe_text,

@@ -254,15 +254,29 @@ def _in_vain(
     limit = min(len(found) + _OTHERS + 1, _PAGE)
     deadline = time.monotonic() + _LISTS_WITHIN
     try:
-        entries: list[JSON] = yield from call_json(
-            handle.get("/messages", {"limit": limit}), _answers.LIST, deadline
-        )
+        entries = yield from _parsed(handle, limit, deadline)
     except RelayError as error:
         return WaitTimeout(what, timeout, f"what came cannot be listed: {error}")
     others = [_line(entry) for entry in entries if entry["id"] not in found]
     refused = yield from _refused(handle, deadline)
+    captured = yield from _captured(handle, deadline)
     instead = _instead(len(others), bool(found))
-    return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused)
+    return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused, captured)
+
+
+def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]]:
+    """List the newest; where they are not parsed, again, for half of the time that there is."""
+    until = (time.monotonic() + deadline) / 2
+    pause = _LOOK
+    while True:
+        entries: list[JSON] = yield from call_json(
+            handle.get("/messages", {"limit": limit}), _answers.LIST, deadline
+        )
+        parsed = all(entry.get("has_attachments", False) is not None for entry in entries)
+        if parsed or time.monotonic() + pause > until:
+            return entries
+        yield Pause(pause)
+        pause = min(2 * pause, _LAST_LOOK)
 
 
 def _refused(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
@@ -279,6 +293,24 @@ def _refused(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
         for one in found
         if (handle.login is not None and one.get("login") == handle.login)
         or is_near(one["address"], handle.address)
+    ]
+
+
+def _captured(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
+    """Ask for whom mail was captured that may have been meant for this inbox.
+
+    The relay tells its administrator; one that does not know says nobody, too.
+    """
+    params = {} if handle.login is None else {"login": handle.login}
+    try:
+        found: list[JSON] = yield from call_json(
+            handle.get("/captured", params), _answers.CAPTURED, deadline
+        )
+    except RelayError:
+        return []
+    return [
+        one["address"] if one["count"] == 1 else f"{one['address']} ({one['count']} messages)"
+        for one in found
     ]
 
 

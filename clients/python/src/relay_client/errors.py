@@ -58,7 +58,7 @@ class Refused(RelayError):
 
 
 class WaitTimeout(RelayError, TimeoutError):
-    """Nothing that was waited for came in time; the text lists what did come, and who was refused.
+    """Nothing that was waited for came in time; the text lists what did come, and what went wrong.
 
     `wanted` is what was waited for, in words, `timeout` for how long, in seconds.
     """
@@ -70,8 +70,9 @@ class WaitTimeout(RelayError, TimeoutError):
         instead: str,
         others: Sequence[str] = (),
         refused: Sequence[str] = (),
+        captured: Sequence[str] = (),
     ) -> None:
-        super().__init__(wanted, timeout, instead, others, refused)
+        super().__init__(wanted, timeout, instead, others, refused, captured)
         self.wanted = wanted
         self.timeout = timeout
         self.instead = instead
@@ -81,25 +82,37 @@ class WaitTimeout(RelayError, TimeoutError):
         self.refused = tuple(refused)
         """A line for each recipient that SMTP refused since the inbox was made, and whose business
         that is; the newest first."""
+        self.captured = tuple(captured)
+        """A line for each recipient at another domain for whom mail was captured since then, of
+        this inbox's sender or by its name; none but for the administrator's token."""
 
     def _said(self) -> str:
         listed = "".join(f"\n  {other}" for other in self.others)
         said = f"{self.instead}:{listed}" if listed else self.instead
-        if self.refused:
-            said += ("\n" if listed else "; ") + _meanwhile(self.refused)
+        for recipients, one, many in (
+            (self.refused, "1 recipient was refused", "{} recipients were refused"),
+            (
+                self.captured,
+                "mail to 1 other recipient was captured",
+                "mail to {} other recipients was captured",
+            ),
+        ):
+            if recipients:
+                said += ("\n" if "\n" in said else "; ") + _astray(recipients, one, many)
         return f"waited {self.timeout:g} s for {self.wanted}; {said}"
 
 
-_REFUSED = 5  # lines of recipients in a text
+_RECIPIENTS = 5  # lines of recipients in a text
 
 
-def _meanwhile(refused: Sequence[str]) -> str:
-    """Say in words who was refused."""
-    if len(refused) == 1:
-        return f"1 recipient was refused since the inbox was made: {refused[0]}"
-    newest = f", the newest {_REFUSED}" if len(refused) > _REFUSED else ""
-    listed = "".join(f"\n  {one}" for one in refused[:_REFUSED])
-    return f"{len(refused)} recipients were refused since the inbox was made{newest}:{listed}"
+def _astray(recipients: Sequence[str], one: str, many: str) -> str:
+    """Say in words to whom mail went, or did not go."""
+    count = len(recipients)
+    if count == 1:
+        return f"{one} since the inbox was made: {recipients[0]}"
+    newest = f", the newest {_RECIPIENTS}" if count > _RECIPIENTS else ""
+    listed = "".join(f"\n  {found}" for found in recipients[:_RECIPIENTS])
+    return f"{many.format(count)} since the inbox was made{newest}:{listed}"
 
 
 class UnexpectedMail(RelayError, AssertionError):
