@@ -35,6 +35,7 @@ CALL_TIMEOUT = 30.0  # seconds without a byte
 PAGE = 200  # the most that a list call gives
 LOCK_PATIENCE = 1.0  # seconds until one that was just started holds its data directory
 START_PATIENCE = 10.0  # seconds that a relay which is starting may take to be ready
+MOST_EMPTY = 1000  # pages of a list with nothing on them; a search looks for a second for each
 CHUNK = 1 << 16  # bytes that a stream gives at most at once
 
 
@@ -166,8 +167,14 @@ class Api:
         return self.call("GET", path, params=params).json()
 
     def pages(self, path: str, *, limit: int | None, **params: Any) -> Iterator[dict[str, Any]]:
-        """Yield the items of a list, page after page, `limit` of them at most (None: all)."""
+        """Yield the items of a list, page after page, `limit` of them at most (None: all).
+
+        One that goes on without having more ends with a `Failure`: whose next page is one that came
+        before, or whose pages are empty, `MOST_EMPTY` of them.
+        """
         left = limit
+        seen = set[str]()
+        empty = 0
         target = _target(path, {**params, "limit": PAGE if left is None else min(left, PAGE)})
         while left is None or left > 0:
             answer = self.call("GET", target)
@@ -178,7 +185,14 @@ class Api:
             # A page may be empty and have a next one: of a search that looked for long enough.
             if answer.following is None:
                 return
+            seen.add(target)
             target = answer.following
+            empty += not items
+            if target in seen or empty == MOST_EMPTY:
+                raise Failure(
+                    f"The list at {self.base}{urlsplit(target).path} has no end; is that a relay?",
+                    exits.INTERNAL,
+                )
 
     @contextmanager
     def stream(self, path: str, *, quiet: float | None, **params: Any) -> Iterator[Iterator[bytes]]:

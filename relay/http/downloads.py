@@ -4,8 +4,8 @@ Promises
   * Memory is reserved before anything is loaded, by owner, and given back when the answer has been
     written, or its client has gone.
   * Each piece is a write with a deadline of its own, so a slow reader is no stuck one.
-  * JSON of mail (`json`) is held likewise where it is large, from when what it is made of was
-    loaded, and is written a piece at a time.
+  * JSON of mail (`json`) and pages that show it (`made`) are held likewise where they are large,
+    from when what they are made of was loaded, and are written a piece at a time.
   * `disposition` makes a name of whatever a mail calls its attachment: only a name.
 
 Fails with a 503 while there is no room.
@@ -15,7 +15,15 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -104,6 +112,33 @@ class Downloads:
         if held is None:
             return Response(bytes(written), headers=dict(headers), content_type=JSON)
         return self.written([written], held, JSON, headers)
+
+    async def made(
+        self,
+        owner: Hashable,
+        make: Callable[[], Awaitable[tuple[bytes, Mapping[str, str]]]],
+        loaded: int,
+        content_type: str,
+    ) -> Response:
+        """Return the bytes and headers that `make` gives as a response; `loaded`: as of `json`.
+
+        The 503 where there is no room for both.
+        """
+        held = self.hold(owner, loaded) if loaded > UNHELD else None
+        try:
+            content, headers = await make()
+            amount = loaded + len(content)
+            if held is None and amount > UNHELD:
+                held = self.hold(owner, amount)
+            elif held is not None:
+                self.grow(held, amount)
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
+        if held is None:
+            return Response(content, headers=dict(headers), content_type=content_type)
+        return self.written([content], held, content_type, headers)
 
     def written(
         self,

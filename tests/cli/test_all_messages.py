@@ -20,6 +20,7 @@ import trio
 
 from relay.cli.agent.client import AgentClient
 from relay.cli.client import Api
+from relay.cli.exits import Failure
 from relay.datadir import DataDir
 from tests.cli.command import cli, on_terminal
 from tests.eventually import eventually_sync
@@ -219,6 +220,35 @@ async def test_an_empty_page_is_not_the_end(tmp_path: Path, limit: int | None, c
                 entries, more = await agent.found("/list", limit=limit, params={"q": "a+b"})
             data.release()
             assert ([one["n"] for one in entries], more) == ([1, 2, 3][:count], limit < 3)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("turn", "asked"), [(1000000, 1000), (3, 4)])
+def test_a_list_without_an_end_is_no_relays(turn: int, asked: int) -> None:
+    """Ever new pages with nothing on them, and pages that lead in a circle."""
+    cursors: list[int] = []
+
+    class Endless(_Pages):
+        def do_GET(self) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            cursors.append(int(query.get("cursor", ["0"])[0]))
+            self.send_response(200)
+            self.send_header("Link", f'</list?cursor={cursors[-1] % turn + 1}>; rel="next"')
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            with pytest.raises(Failure, match=rf"^The list at {base}/list has no end") as one:
+                list(Api(base, {}).pages("/list", limit=None))
+            assert one.value.code == 70
+            assert len(cursors) == asked
         finally:
             server.shutdown()
             thread.join()

@@ -352,28 +352,33 @@ def register(api: Api) -> None:
         if kind not in {"html", "txt"}:
             raise from_status(404)
         mail, found = await whole(call, mail_id)
-        await mark_read(call, mail)
-        if kind == "txt":
-            return text(found.body_text or "")
-        page = found.body_html
-        if page is None:
-            page = f"<!doctype html><pre>{html.escape(found.body_text or '')}</pre>"
         hosts = own_hosts(deps.urls)
         own = Own(hosts, request.scope.get("server"))
 
-        def work() -> tuple[str, bool]:
+        def page() -> tuple[bytes, bool]:
+            made = found.body_html
+            if made is None:
+                made = f"<!doctype html><pre>{html.escape(found.body_text or '')}</pre>"
             made, _ = pictures_placed(
-                page, found, mail.mailbox_id, own, deps.keyring.signing, loaded=False
+                made, found, mail.mailbox_id, own, deps.keyring.signing, loaded=False
             )
-            return made, is_too_deep(made)
+            return made.encode("utf-8", "replace"), is_too_deep(made)
 
-        made, deep = await callers.apart(call, work)
-        policy = preview_policy(pictures=picture_places(hosts), deep=deep)
-        return Response(
-            made.encode("utf-8", "replace"),
-            content_type="text/html; charset=utf-8",
-            headers={"Content-Security-Policy": policy, "X-DNS-Prefetch-Control": "off"},
+        async def make() -> tuple[bytes, Mapping[str, str]]:
+            if kind == "txt":
+                return (found.body_text or "").encode(), {}
+            made, deep = await callers.apart(call, page)
+            policy = preview_policy(pictures=picture_places(hosts), deep=deep)
+            return made, {"Content-Security-Policy": policy, "X-DNS-Prefetch-Control": "off"}
+
+        answer = await callers.downloads.made(
+            callers.owner(call),
+            make,
+            found.loaded,
+            f"text/{'plain' if kind == 'txt' else 'html'}; charset=utf-8",
         )
+        await mark_read(call, mail)
+        return answer
 
     refused = partial(not_there, api)
     message = f"{API}/message/<message_id>"

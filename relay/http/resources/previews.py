@@ -14,7 +14,7 @@ Promises
   * A picture that the relay hands out is one by its bytes; each has an address of its own that
     works for two minutes (`relay.http.picture_links`).
   * A long message is made ready beside the loop, one at a time for each who looks: nobody else
-    waits for it.
+    waits for it.  It is held until it was sent, as what is read as JSON is (`Downloads`).
 
 Why the page shares its origin with what it frames: nobody outside of a frame is told, else, how
 tall it is to be, and a script inside, however small, would need scripts to be allowed.  Without
@@ -30,7 +30,7 @@ import html
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -146,17 +146,15 @@ def register(api: Api) -> None:
             )
             return made, elsewhere, query.framed and is_long(made), is_too_deep(made)
 
-        shown, count, long, deep = await beside(call, work) if len(page) > _LONG else work()
-        shares = query.framed and not long
-        places = picture_places(hosts)
-        blocked = "" if loaded else _BLOCKED.format(count=count)
-        return Response(
-            _begun(shown, _STAYS + (blocked if query.framed else "")).encode("utf-8", "replace"),
-            content_type="text/html; charset=utf-8",
-            headers={
+        async def make() -> tuple[bytes, Mapping[str, str]]:
+            shown, count, long, deep = await beside(call, work) if len(page) > _LONG else work()
+            shares = query.framed and not long
+            blocked = "" if loaded else _BLOCKED.format(count=count)
+            begun = _begun(shown, _STAYS + (blocked if query.framed else ""))
+            return begun.encode("utf-8", "replace"), {
                 "Content-Security-Policy": preview_policy(
                     sandbox=" allow-same-origin" if shares else "",
-                    pictures=(["http:", "https:"] if loaded else []) + places,
+                    pictures=(["http:", "https:"] if loaded else []) + picture_places(hosts),
                     deep=deep,
                 ),
                 # No cookie goes to another port of this host, nor where a picture leads back here.
@@ -164,8 +162,10 @@ def register(api: Api) -> None:
                 "Referrer-Policy": "no-referrer",
                 "X-DNS-Prefetch-Control": "off",  # the names in links are not looked up ahead
                 "Cross-Origin-Resource-Policy": "same-origin",
-            },
-        )
+            }
+
+        owner = owner_of(call.caller, request, deps.trusted_proxies)
+        return await api.downloads.made(owner, make, message.loaded, "text/html; charset=utf-8")
 
     @api.add(
         "GET",

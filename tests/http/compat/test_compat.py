@@ -323,6 +323,32 @@ async def test_mailpits_message_is_held_until_it_was_sent(database_url: str, poo
         assert (await listed(house, key))["unread"] == 0
 
 
+@pytest.mark.parametrize("kind", ["txt", "html"])
+async def test_mailpits_page_is_held_until_it_was_sent(database_url: str, pool: Pool, kind: str):
+    """Likewise."""
+    limits = replace(SMALL, download_bytes=128 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        key = await house.key("read", "send")
+        address = await mailbox_of(house, key)
+        long = await house.deliver(address, b"Subject: x\r\n\r\n" + 900_000 * b"x")
+        paths = [f"/compat/mailpit/view/{long}.{kind}"] * 9
+        async with contextlib.AsyncExitStack() as peers:
+            answers = [await unread(peers, house.port, path, key) for path in paths]
+            assert answers[0] == b"HTTP/1.1 200"
+            assert answers[-1] == b"HTTP/1.1 503"
+            other = await house.deliver(address, b"Subject: x\r\n\r\n" + 900_000 * b"x")
+            path = f"/compat/mailpit/view/{other}.{kind}"
+            assert await unread(peers, house.port, path, key) == b"HTTP/1.1 503"
+            assert (await listed(house, key))["unread"] == 1
+        answer = await eventually(
+            lambda: house.client.get(path, headers=key),
+            "it is given",
+            until=lambda answer: answer.status_code == 200,
+        )
+        assert answer.text.count("x") >= 900_000
+        assert (await listed(house, key))["unread"] == 0
+
+
 async def test_mail_is_there_right_after_its_250(house: House):
     """What was accepted and is not parsed yet is waited for by what lists, searches or changes; not
     what others see, nor what was deleted meanwhile."""
