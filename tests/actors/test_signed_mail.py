@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from relay.outbound.signing_processes import SigningProcesses, ToSign
 from relay.smtp.client import with_crlf
 from supervisor import ChildSpec, Supervisor, SupervisorSpec
 from tests.actors.running import make_mailbox
-from tests.checks.asking import answered
+from tests.checks.asking import answered, txt_of
 from tests.eventually import eventually
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import HangUp, Session, running_sink
@@ -57,10 +57,10 @@ class Signed:
             for one in examine(message).signatures
         ]
 
-    def txt(self, name: bytes, **_: object) -> bytes | None:
+    @property
+    def txt(self) -> Callable[..., bytes | None]:
         """What dkimpy asks of the zone."""
-        held = self.zone.get((name.decode().removesuffix("."), "TXT"))
-        return held.encode() if held else None
+        return txt_of({name: record for (name, _), record in self.zone.items()})
 
 
 @pytest.fixture

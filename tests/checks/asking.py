@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from relay.dns.questions import NXDOMAIN, Answer, Asking, Question, found
@@ -22,6 +22,16 @@ def answered(asking: Asking[T], zone: Zone) -> T:
     except StopIteration as stop:
         result: T = stop.value
         return result
+
+
+def txt_of(published: Mapping[str, str]) -> Callable[..., bytes | None]:
+    """What dkimpy asks for TXT records, where the DNS holds these."""
+
+    def txt(name: bytes, **_: object) -> bytes | None:
+        held = published.get(name.decode().removesuffix("."))
+        return held.encode() if held else None
+
+    return txt
 
 
 def _answer(question: Question, zone: Zone) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -12,20 +14,30 @@ from relay.mailboxes.messages import Messages
 from tests.http.conftest import House
 
 
-async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch):
-    """Two of one caller at once, until they are written; every call is answered."""
-    whole_page, running, most = Messages.whole_page, 0, 0
+class Slowly:
+    """In place of a query: the query, a moment later, and how many of it ran at once."""
 
-    async def slow(*args: Any, **named: Any) -> Any:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+    def __init__(self, query: Callable[..., Awaitable[Any]]) -> None:
+        self._query = query
+        self._running = 0
+        self.most = 0
+
+    def __get__(self, reader: object, _: type) -> Callable[..., Awaitable[Any]]:
+        return partial(self._run, reader)
+
+    async def _run(self, *args: Any, **named: Any) -> Any:
+        self._running += 1
+        self.most = max(self.most, self._running)
         try:
             await trio.sleep(0.05)
-            return await whole_page(*args, **named)
+            return await self._query(*args, **named)
         finally:
-            running -= 1
+            self._running -= 1
 
+
+async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch):
+    """Two of one caller at once, until they are written; every call is answered."""
+    slow = Slowly(Messages.whole_page)
     monkeypatch.setattr(Messages, "whole_page", slow)
     address, token = await house.mailbox()
     await house.deliver(address)
@@ -38,24 +50,13 @@ async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch)
     async with trio.open_nursery() as nursery:
         for _ in range(8):
             nursery.start_soon(ask)
-    assert most == OF_ONE
+    assert slow.most == OF_ONE
     assert codes == [200] * 8
 
 
 async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, monkeypatch):
     """Two of one owner, three of all but the administrator; every call is answered."""
-    page, running, most = AllMessages.page, 0, 0
-
-    async def slow(*args: Any, **named: Any) -> Any:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        try:
-            await trio.sleep(0.05)
-            return await page(*args, **named)
-        finally:
-            running -= 1
-
+    slow = Slowly(AllMessages.page)
     monkeypatch.setattr(AllMessages, "page", slow)
     keys = [await house.key("read") for _ in range(4)]
     codes: list[int] = []
@@ -68,14 +69,14 @@ async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, m
         (keys[:1] * 8, {"q": "nowhere"}, OF_ONE),
         (keys * 3, {"q": "nowhere"}, AT_ONCE - 1),
     ):
-        most = 0
+        slow.most = 0
         async with trio.open_nursery() as nursery:
             for key in asked:
                 nursery.start_soon(ask, key, params)
-        assert most == at_once
-    most = 0
+        assert slow.most == at_once
+    slow.most = 0
     async with trio.open_nursery() as nursery:
         for key in keys[:1] * 8:
             nursery.start_soon(ask, key, {})
-    assert most > AT_ONCE
+    assert slow.most > AT_ONCE
     assert set(codes) == {200}

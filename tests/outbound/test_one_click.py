@@ -23,7 +23,7 @@ import trio
 
 from relay.checks.dkim import verify
 from relay.checks.evidence import examine
-from tests.checks.asking import answered
+from tests.checks.asking import answered, txt_of
 from tests.eventually import eventually
 from tests.outbound.sink import Sink, running_sink
 from tests.relay_process import RelayProcess
@@ -142,12 +142,7 @@ class Shop:
 
     def passes(self, raw: bytes) -> bool:
         """What dkimpy says of the first signature, RSA's."""
-
-        def txt(name: bytes, **_: object) -> bytes | None:
-            held = self.zone.get(name.decode().removesuffix("."))
-            return held.encode() if held else None
-
-        return bool(dkim.DKIM(raw).verify(0, dnsfunc=txt))
+        return bool(dkim.DKIM(raw).verify(0, dnsfunc=txt_of(self.zone)))
 
 
 def parsed(raw: bytes) -> EmailMessage:

@@ -25,7 +25,7 @@ from relay.checks.dkim import verify
 from relay.checks.evidence import examine
 from relay.outbound.dkim import author_domain
 from relay.smtp.client import Mail
-from tests.checks.asking import answered
+from tests.checks.asking import answered, txt_of
 from tests.checks.generated import cases
 from tests.npm import node_modules
 from tests.outbound.test_dkim import LISTED, MAIL, canonical, signed, zone
@@ -198,9 +198,7 @@ def test_dkimpy(count: int):
 
 
 def _valid_to_dkimpy(raw: bytes, published: dict[str, str]) -> tuple[bool, bool]:
-    def txt(name: bytes, **_: object) -> bytes | None:
-        held = published.get(name.decode().removesuffix("."))
-        return held.encode() if held else None
+    txt = txt_of(published)
 
     def valid(number: int) -> bool:
         try:
@@ -221,12 +219,9 @@ def _valid_to_dkimpy(raw: bytes, published: dict[str, str]) -> tuple[bool, bool]
 @pytest.mark.parametrize("count", COUNTS)
 def test_mailauth(count: int):
     """Both algorithms."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
     mails = odd(count)
-    good = _by_mailauth(node, [(one.good, one.published) for one in mails])
-    bad = _by_mailauth(node, [(one.bad, one.published) for one in mails])
+    good = _by_mailauth([(one.good, one.published) for one in mails])
+    bad = _by_mailauth([(one.bad, one.published) for one in mails])
     for one, valid, altered in zip(mails, good, bad, strict=True):
         assert valid == BOTH, one.good
         assert altered == NEITHER, one.bad
@@ -237,18 +232,16 @@ def test_mailauth(count: int):
 @pytest.mark.parametrize("flips", FLIPS)
 def test_mailauth_believes_no_flipped_bit(flips: int):
     """As of dkimpy."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("node is not installed")
     made = tampered(flips)
-    found = _by_mailauth(node, [(one.raw, one.published) for one in made])
+    found = _by_mailauth([(one.raw, one.published) for one in made])
     for one, valid in zip(made, found, strict=True):
         assert valid == one.valid, one
 
 
-def _by_mailauth(
-    node: str, messages: Sequence[tuple[bytes, dict[str, str]]]
-) -> list[tuple[bool, bool]]:
+def _by_mailauth(messages: Sequence[tuple[bytes, dict[str, str]]]) -> list[tuple[bool, bool]]:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
     here = Path(__file__).parents[1] / "checks" / "mailauth"
     lines = [
         json.dumps(
