@@ -23,6 +23,10 @@ define install
 	END { if (live) printf "\r\033[K"; exit failed }'
 endef
 
+# Whatever else may write no bytecode, what is started from here may: pytest rewrites every file of
+# tests for its assertions, which takes a process longer than all the rest of reading them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup run test test-clients check bench demo docs simulate soak dist lock clean
 
 setup: $(READY)
@@ -56,8 +60,7 @@ run: $(RUNNABLE)
 # A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
 # of one long test would come last, when nobody else has anything left to do.
 # Browsers are driven from one folder only (tests/conftest.py): to read all files for it would take
-# each of the two processes longer than its first tests.  Where Python may write no bytecode, every
-# relay that is started would compile what has changed since `setup`.
+# each of the two processes longer than its first tests.
 test: setup
 	@$(COMPILE)
 	$(PYTEST) tests/browser -n 2 --dist loadfile --no-loadscope-reorder -m "browser and not soak"
