@@ -6,8 +6,9 @@
  * standard error, and cannot drive who reads it (a terminal, CI), nor can standard output if it is a
  * terminal: control characters and commands are spelt.  Elsewhere `text` and `raw` are what the mail
  * says, as it is; all else is inert there, too.  No error has a token in it.  JSON has the
- * names of the relay's own calls.  The exit code is 0 if it is there, 1 if what was waited for did not come (or came, where nothing was to), 2 for a call that cannot be
- * meant, 3 where the relay refused or what answers is none, 4 where nothing answers.
+ * names of the relay's own calls.  The exit code is 0 if it is there, 1 if what was waited for did not
+ * come (or came, where nothing was to), 2 for a call that cannot be meant, 3 where the relay refused or
+ * what answers is none, 4 where nothing answers.
  */
 
 import { parseArgs } from "node:util";
@@ -26,33 +27,51 @@ import {
   WaitTimeout,
 } from "./index.js";
 import { type MessageJson, described } from "./records.js";
+import { DEFAULT_URL, whereFrom } from "./options.js";
 import { inALine, visible } from "./text.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
 
-  relay-client inbox [--ttl MINUTES] [--local-part NAME] [--domain DOMAIN] [--json]
-                                  make an inbox; prints its address
-  relay-client wait INBOX         wait for a message; prints it as JSON
-  relay-client code INBOX         … prints the code in it
-  relay-client link INBOX [PART]  … prints the link in it with that host or part of the path
-  relay-client text INBOX         … prints its text
-  relay-client raw INBOX          … prints it byte for byte
-  relay-client none INBOX         see that nothing comes, for --timeout (1 s)
-  relay-client messages INBOX [QUERY]
-                                  the messages there, newest first, as JSON
-  relay-client send --from ADDRESS --to ADDRESS [--subject S] [--text T] [--html H]
-                                  send a message, and wait until it is sent; prints its id
-  relay-client close INBOX        end an inbox
+  inbox=$(relay-client inbox)                     # give its address to the application
+  relay-client code "$inbox" --subject Welcome    # 271828, as soon as the mail is there
+  relay-client close "$inbox"
 
-INBOX is an address, or what 'inbox --json' printed (which opens an anonymous inbox, too).
+The relay is at RELAY_URL, or --url; ${DEFAULT_URL} unless given. RELAY_TOKEN, or --token,
+is a key of it ('relay key create --owner tests --scope read,send' makes one). Without a key
+nothing is sent, and an inbox is anonymous: what 'inbox --json' prints opens it, and its address
+does not.
 
-  --subject PART    of the subject, in any case          --timeout 10s   how long to wait
-  --sender PART     of the sender's address              --after ID      only what came after this
-  --url URL         RELAY_URL unless given               --token TOKEN   RELAY_TOKEN unless given
+  inbox [--ttl MINUTES] [--local-part NAME] [--domain DOMAIN] [--json]
+                        make an inbox; prints its address. It lives for as long as the plan allows
+                        unless --ttl says less
+  wait INBOX            wait for a message, the oldest that matches; prints it as JSON
+  code INBOX            … prints the one-time code in it
+  link INBOX [PART]     … prints the link in it with that host or part of the path; else the first
+  text INBOX            … prints its text
+  raw INBOX             … prints it byte for byte
+  none INBOX            see that nothing comes, for --timeout (1 s)
+  messages INBOX [QUERY]
+                        the messages there, newest first, as JSON; all, or what matches:
+                        'from:shop has:attachment -invoice'
+  send --from ADDRESS --to ADDRESS… [--subject S] [--text T] [--html H]
+                        send a message, and wait until it is sent; prints its id
+  close INBOX           end an inbox, and all that is in it
 
-Exit codes: 0 it is there, 1 it did not come, 2 a wrong call, 3 the relay refused (or what answers
-is no relay), 4 nothing answers.
+INBOX is an address, or what 'inbox --json' printed. What waits takes these, and what is there
+already counts:
+
+  --subject PART        of the subject, in any case
+  --sender PART         of the sender's address, in any case
+  --after ID            only what came after this message ('id' of what wait prints)
+  --timeout TIME        for how long, 10s unless given; with ms, s, m or h
+
+  --help, --version
+
+Exit codes: 0 it is there, 1 it did not come (or came, where nothing was to), 2 a wrong call, 3 the
+relay refused (or what answers is no relay), 4 nothing answers.
 `;
+
+const WHERE = whereFrom("RELAY_URL or --url, and RELAY_TOKEN or --token,");
 
 const TEXT = { type: "string" } as const;
 const OPTIONS = {
@@ -103,8 +122,8 @@ function parsed(words: string[]) {
 async function run(words: string[]): Promise<number> {
   const { values, positionals } = parsed(words);
   if (values.version) return print(VERSION);
-  if (values.help) return print(USAGE.trimEnd());
   const [command, ...rest] = positionals;
+  if (values.help || command === "help") return print(USAGE.trimEnd());
   if (command === undefined) throw new Usage("say what is wanted");
   const relay = connected(values);
   const most = MOST_WORDS.get(command);
@@ -120,7 +139,8 @@ async function run(words: string[]): Promise<number> {
         domain: values.domain,
       });
       if (values.json) {
-        return print(inert({ address: made.address, session_token: made.sessionToken }));
+        const { address, sessionToken, expiresAt } = made;
+        return print(inert({ address, session_token: sessionToken, expires_at: expiresAt }));
       }
       if (made.sessionToken !== null) {
         console.error(
@@ -281,6 +301,8 @@ try {
   if (!(error instanceof RelayError || error instanceof Usage)) throw error;
   console.error(`relay-client: ${visible(error.message)}`);
   if (error instanceof Usage) console.error("relay-client --help says what there is");
+  const refused = error instanceof Refused && (error.status === 401 || error.problem === "unknown");
+  if (refused || error instanceof Unreachable) console.error(WHERE);
   const outcomes = [WaitTimeout, UnexpectedMail, NoSuchLink, NotDelivered];
   process.exitCode = outcomes.some((kind) => error instanceof kind)
     ? 1

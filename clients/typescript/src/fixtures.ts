@@ -17,9 +17,10 @@ export async function inboxOf(
   relay: Relay,
   { keep, ...wanted }: FixtureInboxOptions,
   test: string,
+  away: Away = AWAY,
 ): Promise<Inbox> {
   const options = keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL };
-  const inbox = await asked(relay, () => relay.inbox(options));
+  const inbox = await asked(relay, away, () => relay.inbox(options));
   LOGINS.set(inbox, loginOf(test));
   return inbox;
 }
@@ -27,18 +28,25 @@ export async function inboxOf(
 const WHERE = whereFrom("RELAY_URL (and RELAY_TOKEN)");
 const BACK = 500; // milliseconds in which a relay answers that did not before
 
-/** Why relays, by their URLs, did not answer this process: each is waited for once. */
-const away = new Map<string, string>();
+/** Why relays, by their URLs, did not answer: each is waited for once. */
+export interface Away {
+  get(url: string): string | undefined;
+  set(url: string, why: string): unknown;
+  delete(url: string): unknown;
+}
+
+/** Those that did not answer this process. */
+const AWAY: Away = new Map();
 
 /**
  * Ask for what a test cannot do without.  What fails it for want of a relay, or of what opens that,
  * names the variables and has no frames, which would all be of this package; and the next test that
  * wants the same relay fails at once, unless that is there by then.
  */
-async function asked<T>(relay: Relay, call: () => Promise<T>): Promise<T> {
+async function asked<T>(relay: Relay, away: Away, call: () => Promise<T>): Promise<T> {
   const before = away.get(relay.url);
   if (before !== undefined && !(await answers(relay.url))) throw frameless(new Unreachable(before));
-  away.delete(relay.url);
+  if (before !== undefined) away.delete(relay.url);
   try {
     return await call();
   } catch (error) {
@@ -82,8 +90,12 @@ export interface SmtpServer {
 }
 
 /** Where the application under this test is to send; asks the relay, which needs a token. */
-export async function smtpServerOf(relay: Relay, test: string): Promise<SmtpServer> {
-  const { smtp, starttls, capture } = await asked(relay, () => relay.info()).catch(
+export async function smtpServerOf(
+  relay: Relay,
+  test: string,
+  away: Away = AWAY,
+): Promise<SmtpServer> {
+  const { smtp, starttls, capture } = await asked(relay, away, () => relay.info()).catch(
     (error: unknown) => {
       if (!(error instanceof Refused && error.status === 401)) throw error;
       const needed =

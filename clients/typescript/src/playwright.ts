@@ -11,20 +11,24 @@
  * | `inboxOptions`, `relayOptions` | options, to be set by `test.use` or in the configuration |
  *
  * What came to the inbox of a test that failed is attached to its report, its HTML in a frame that
- * runs no script and loads nothing.
+ * runs no script and loads nothing.  Where no relay answers, a run waits for it once.
  */
 
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import {
   type Fixtures,
   type PlaywrightTestArgs,
   type PlaywrightTestOptions,
   type PlaywrightWorkerArgs,
   type PlaywrightWorkerOptions,
+  type TestInfo,
   test as base,
   expect,
 } from "@playwright/test";
 import type { RelayOptions } from "./exchange.js";
 import {
+  type Away,
   type FixtureInboxOptions,
   type SmtpServer,
   arrivedAt,
@@ -53,6 +57,35 @@ export interface RelayWorkerFixtures {
   relayOptions: RelayOptions;
 }
 
+/**
+ * What the workers of a run know of relays that are away, in a file beside its results: a test that
+ * fails ends its worker, and the next one would wait again.  Where it cannot be written each waits.
+ */
+function awayFrom({ project }: TestInfo): Away {
+  const folder = project.outputDir; // which is emptied when a run begins
+  const file = join(folder, ".relay-away.json");
+  const read = (): Record<string, string> => {
+    try {
+      return JSON.parse(readFileSync(file, "utf-8"));
+    } catch {
+      return {};
+    }
+  };
+  const write = (away: Record<string, string | undefined>) => {
+    try {
+      mkdirSync(folder, { recursive: true });
+      writeFileSync(file, JSON.stringify(away));
+    } catch {
+      // As said above.
+    }
+  };
+  return {
+    get: (url) => read()[url],
+    set: (url, why) => write({ ...read(), [url]: why }),
+    delete: (url) => write({ ...read(), [url]: undefined }),
+  };
+}
+
 /** For a `test` of your own: `base.extend(fixtures)`. */
 export const fixtures: Fixtures<
   RelayFixtures,
@@ -73,7 +106,7 @@ export const fixtures: Fixtures<
   ],
 
   inbox: async ({ relay, inboxOptions }, use, test) => {
-    const inbox = await inboxOf(relay, inboxOptions, test.title);
+    const inbox = await inboxOf(relay, inboxOptions, test.title, awayFrom(test));
     await use(inbox);
     if (test.status !== test.expectedStatus) {
       const { text, messages } = await arrivedAt(inbox);
@@ -91,7 +124,7 @@ export const fixtures: Fixtures<
   },
 
   smtpServer: async ({ relay }, use, test) => {
-    await use(await smtpServerOf(relay, test.title));
+    await use(await smtpServerOf(relay, test.title, awayFrom(test)));
   },
 };
 

@@ -83,6 +83,7 @@ test("an anonymous inbox is opened by what --json prints", async () => {
   assert.match(plain.err, /what --json prints/);
   const inbox = (await relayClient(["inbox", "--json"], anonymous)).out.trim();
   assert.match(inbox, /"session_token":"rs_/);
+  assert.ok(Date.parse(JSON.parse(inbox).expires_at) > Date.now());
   const waited = await relayClient(["wait", inbox, "--timeout", "0.1"], anonymous);
   assert.equal(waited.code, 1);
   assert.equal(waited.err, "relay-client: waited 0.1 s for any mail; nothing came\n");
@@ -97,7 +98,9 @@ test("what answers and is no relay is refused", async () => {
   page.close();
   page.closeAllConnections();
   assert.equal(answer.code, 3);
-  assert.equal(answer.err, "relay-client: 200 unknown: no relay answered: '<html>'\n");
+  assert.match(answer.err, /^relay-client: 200 unknown: no relay answered: '<html>'\nRELAY_URL or --url.*\n$/);
+  const closed = await relayClient(["inbox", "--token", "rk_unknown"]);
+  assert.match(closed.err, /^relay-client: 401 .*\n.*--token, say where the relay is.*8025\n$/);
 });
 
 test("a stranger's mail drives no terminal and no CI from standard error", async () => {
@@ -218,8 +221,13 @@ test("what cannot be meant says so", async () => {
     ["none", "a@b", "--timeout", "0.1"],
     ["close", "a@b"],
   ]) {
-    assert.equal((await relayClient([...words, ...nowhere])).code, 4, words[0]);
+    const { code, err } = await relayClient([...words, ...nowhere]);
+    assert.equal(code, 4, words[0]);
+    assert.match(err, /^relay-client: the relay does not answer .*\n.*say where the relay is/);
   }
-  assert.match((await relayClient(["--help"])).out, /Exit codes: 0/);
+  const { out } = await relayClient(["--help"]);
+  assert.match(out, /Exit codes: 0/);
+  assert.ok(out.split("\n").every((line) => line.length <= 100));
+  assert.deepEqual(await relayClient(["help"]), { code: 0, out, err: "" });
   assert.match((await relayClient(["--version"])).out, /^\d+\.\d+\.\d+\n$/);
 });

@@ -73,6 +73,14 @@ away("third", async ({ smtpServer }) => { throw smtpServer; });
 const closed = base.extend({ ...fixtures, relayOptions: { token: "rk_unknown" } });
 closed("refused", async ({ inbox }) => { throw inbox; });
 """
+_PLAYWRIGHT_AWAY = """
+import { test } from "relay-client/playwright";
+
+test.use({ relayOptions: { url: "http://127.0.0.1:1" } });
+test("first", async ({ inbox }) => { throw inbox; });
+test("second", async ({ smtpServer }) => { throw smtpServer; });
+test("third", async ({ inbox }) => { throw inbox; });
+"""
 _SHOP = """
 import { Relay } from "relay-client";
 
@@ -121,6 +129,28 @@ def test_playwright(run: Run, project: Path, chromium: str, relay: Relay) -> Non
     for said in (_content(text), failed["error"]["message"], done.stdout):
         assert "##vso[" not in said
         assert not re.search(r"^\s*::error::", said, re.MULTILINE)
+
+
+def test_a_run_of_playwright_waits_once_for_a_relay_that_is_away(run: Run, project: Path) -> None:
+    """In its first test, whose worker ends with it: the other workers know, and say the same."""
+    folder = project / "browser-without"
+    folder.mkdir()
+    (folder / "playwright.config.ts").write_text(_CONFIG)
+    (folder / "away.spec.ts").write_text(_PLAYWRIGHT_AWAY)
+    run(
+        "node", project / "node_modules/@playwright/test/cli.js", "test", "--workers=1",
+        folder=folder, fails=True,
+    )  # fmt: skip
+    report = json.loads((folder / "report.json").read_text())
+    results = [spec["tests"][0]["results"][0] for spec in report["suites"][0]["specs"]]
+    assert [one["workerIndex"] for one in results] == [0, 1, 2]
+    first, *others = [one["error"]["message"] for one in results]
+    # The second would have asked something else.
+    assert first.startswith(
+        "Unreachable: the relay does not answer POST http://127.0.0.1:1/api/v1/m"
+    )
+    assert first.endswith("without RELAY_URL it is looked for at http://127.0.0.1:8025")
+    assert others == [first, first]
 
 
 def _content(attachment: dict[str, Any]) -> str:
