@@ -96,6 +96,11 @@ class Claimed(NamedTuple):
         """The due lane in which the message will wait once put back, due at `due_at`."""
         return DueLane(self.own_lane, self.priority, due_at, self.domain)
 
+    def without_body(self) -> Claimed:
+        """The same, as if it were large."""
+        nothing = (False, *[None] * (BODY.stop - BODY.start - 1))
+        return Claimed._make((*self[: BODY.start], *nothing, *self[BODY.stop :]))
+
     @property
     def raw(self) -> bytes | None:
         """The message itself, where its author wrote it whole: a blob that is not attachments'."""

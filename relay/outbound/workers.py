@@ -12,6 +12,9 @@ Promises
 - A large message is fetched and composed in a thread, few at once, before a worker takes it; those
   to strangers, who may never answer, are half of them at most.  What is to be signed is signed
   before that (`relay.outbound.signing`).  None goes unsigned because its key cannot be read.
+- A message of over `_HEAVY` bytes is let go while its connection takes long to be opened, and
+  fetched and composed again once that is open; and when it was handed to the connection.  So what
+  hangs keeps one at MAIL, RCPT or DATA only.
 - Lower mail is not begun while high mail has the right of way.
 
 Fails: never; when cancelled, what was not begun is given back, and of what was, its outcome is
@@ -36,7 +39,7 @@ from relay.metrics import registry
 from relay.outbound.backoff import MOMENT
 from relay.outbound.claimed import Claimed
 from relay.outbound.custody import Custody
-from relay.outbound.dispatch import Dispatch, Line, Place
+from relay.outbound.dispatch import SLOW, Dispatch, Line, Place
 from relay.outbound.dkim import Unloadable
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.jobs import Job
@@ -56,7 +59,7 @@ from relay.outbound.signer import Signer
 from relay.outbound.signing import Signing
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.returns.paths import ReturnPaths
-from relay.smtp.client import Following, Mail, Outcome, Peer, Phase, Step, Verdict
+from relay.smtp.client import Following, Mail, OnceMail, Outcome, Peer, Phase, Step, Verdict
 from relay.smtp.connection import Connection, OpenFailed
 
 log = get_logger()
@@ -64,6 +67,8 @@ log = get_logger()
 _UNMETERED = 1.0  # s; a claim of before a domain's receiver was known has come by then
 _LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
 _LARGE_TO_STRANGERS = 2  # of them
+_HEAVY = 65_536  # bytes of a message; what is smaller costs less than what its connection does
+_RESTORED_AT_ONCE = 4  # messages
 
 _OPENED = Counter(
     "relay_outbound_connections_opened", "Connections to upstreams.", registry=registry
@@ -139,6 +144,7 @@ class Workers:
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
         self._large_to_strangers = trio.CapacityLimiter(_LARGE_TO_STRANGERS)
+        self._restoring = trio.CapacityLimiter(_RESTORED_AT_ONCE)
         self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection, or opens one
         self.nursery: trio.Nursery | None = None
 
@@ -208,6 +214,7 @@ class Workers:
         """Every moment: let what has stalled stand aside, take back what waits behind it or for a
         DNS that is late, widen what nothing moves in, and begin what can be."""
         self._dispatch.step_aside(now)
+        self._let_go_of_what_opens(now)
         if self._gatekeeper.look_after_stalls(self._begun, now):
             self._custody.freed()
         self._late = 0
@@ -220,6 +227,12 @@ class Workers:
         # Whether or not anything is under way: the right of way may be over without high mail, and
         # nobody says that.
         self.spread()
+
+    def _let_go_of_what_opens(self, now: float) -> None:
+        """Let go of the messages that have waited for a connection for long."""
+        for job in self._begun.values():
+            if job.connection is None and now > job.began_at + SLOW:
+                _let_go(job)
 
     def give_back_waiting(self, now: float) -> None:
         """Give back what waits in a line, for the DNS, or to be signed."""
@@ -387,20 +400,9 @@ class Workers:
         if self._custody.leaving:
             self._give_back(job)
             return
-        try:
-            message = await self._queue.with_body(job.message)
-            if message is None:
-                text = "the content of the message is not there any more"
-                self._settle(job, ours(Verdict.FAILED, Phase.DATA, text), trio.current_time())
-                return
-            job.mail = await trio.to_thread.run_sync(self._make, message)
-        except (DatabaseUnavailable, psycopg.Error):
-            self._give_back(job, self._outage)
+        job.mail = await self._make_large(job)
+        if job.mail is None:
             return
-        except Exception as error:
-            self._not_made(job, error)
-            return
-        del message
         if self._custody.leaving:
             self._give_back(job)
             return
@@ -408,6 +410,21 @@ class Workers:
         self._dispatch.put(line, job)
         self.spread()
         await ended.wait()
+
+    async def _make_large(self, job: Job) -> Mail | None:
+        """Fetch the body of a job's message, and compose and sign it; None: the job has left."""
+        try:
+            message = await self._queue.with_body(job.message)
+            if message is None:
+                text = "the content of the message is not there any more"
+                self._settle(job, ours(Verdict.FAILED, Phase.DATA, text), trio.current_time())
+                return None
+            return await trio.to_thread.run_sync(self._make, message)
+        except (DatabaseUnavailable, psycopg.Error):
+            self._give_back(job, self._outage)
+        except Exception as error:
+            self._not_made(job, error)
+        return None
 
     # Signed messages ------------------------------------------------------------------------------
 
@@ -529,6 +546,10 @@ class Workers:
                 if connection is None:
                     return self._next(place)
                 self._dispatch.opened(line)
+                if isinstance(mail, OnceMail) and mail.gone:
+                    mail = await self._restored(job)
+                    if mail is None:
+                        return self._next(place)
                 if custody.stale(job, trio.current_time()) and not await self._may_begin(job):
                     return self._next(place)
         hand.first = connection.trace if connection.delivered == 0 else ()
@@ -686,8 +707,20 @@ class Workers:
                 mail = mail.behind(self._report_field(job.message.id))
             if self._return_paths is not None:
                 mail = mail.returning(self._return_paths.path_of(job.message.id))
+        if mail is not None and mail.size > _HEAVY:
+            mail = OnceMail(mail)
+            job.mail, job.message = None, job.message.without_body()
         job.outgoing = mail
         return mail
+
+    async def _restored(self, job: Job) -> Mail | None:
+        """The mail of a job once more that was let go; None if it is not to be sent now."""
+        async with self._restoring:
+            made = await self._make_large(job)
+        if made is None or not await self._may_begin(job):
+            return None
+        job.mail, job.outgoing = made, None
+        return self._outgoing(job)
 
     def _composed(self, job: Job) -> Mail | None:
         """The mail of a job; None if there can be none, which is settled then."""
@@ -809,3 +842,9 @@ class Workers:
         if job is not None and job in self._custody:
             outcome = ours(Verdict.DEFERRED, Phase.DATA, "an internal error of the relay")
             self._settle(job, outcome, trio.current_time())
+
+
+def _let_go(job: Job) -> None:
+    """Keep the bytes of a job's mail no longer, if they are many."""
+    if isinstance(job.outgoing, OnceMail):
+        job.outgoing.let_go()

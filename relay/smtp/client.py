@@ -291,6 +291,40 @@ class Mail:
         return f"<Mail of {self.size} bytes to {len(self.recipients)} recipients>"
 
 
+class OnceMail(Mail):
+    """A mail that is sent once at most: its bytes are let go as they are given out, or earlier.
+
+    What a peer is told and asked by stays: the envelope and the size.
+    """
+
+    __slots__ = ("_size", "gone")
+
+    def __init__(self, mail: Mail) -> None:
+        for name in Mail.__slots__:
+            setattr(self, name, getattr(mail, name))
+        self._size = mail.size
+        self.gone = False
+        """Whether it cannot be sent any more."""
+
+    @property
+    def size(self) -> int:
+        """As of a `Mail`, also when it is gone."""
+        return self._size
+
+    def let_go(self) -> None:
+        """Keep the bytes of the message no longer."""
+        self._data = b""
+        self.gone = True
+
+    def wire(self) -> tuple[bytes, ...]:
+        """As of a `Mail`; then it is gone."""
+        if self.gone:
+            raise Bug("a mail is sent that was let go")
+        pieces = super().wire()
+        self.let_go()
+        return pieces
+
+
 _DOT_LINE = re.compile(rb"\r\n\.")
 _BARE = re.compile(rb"\r(?!\n)|(?<!\r)\n")
 

@@ -480,6 +480,7 @@ class Connection:
                 out = core.data_to_send()
                 if len(out) > BLOCK:
                     await self._send_long(out, self._ends)
+                    del out  # a peer may take long to answer it
                     now = clock()
                     self._break_off_at(min(self._ends, now + self._allowed()))
                 elif out:

@@ -420,8 +420,7 @@ def test_sites_that_take_their_time_take_nothing_from_the_others():
     taken = Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, "", False, True)
     for seconds in (0.3, 5.0):
         world = beside_many(16, (seconds, taken), seconds=20)
-        alone = beside_many(0, (seconds, taken), seconds=20)
-        assert latencies(world) == pytest.approx(latencies(alone), abs=1e-9)
+        assert latencies(world) == pytest.approx(without_them(20), abs=1e-9)
         assert world.most["slow aside"] <= PLACES // 4 * 16
     assert world.most["slow aside"] == PLACES // 4 * 16
 
@@ -431,7 +430,7 @@ def test_more_slow_sites_than_may_stand_aside_leave_half_of_the_places():
     may wait for a claim."""
     taken = Outcome(Verdict.DELIVERED, Phase.DOT, 250, None, "", False, True)
     world = beside_many(40, (5.0, taken), seconds=20)
-    alone = latencies(beside_many(0, (5.0, taken), seconds=20))
+    alone = without_them(20)
     p99 = len(alone) * 99 // 100
     assert latencies(world)[:p99] == pytest.approx(alone[:p99], abs=1e-9)
     assert latencies(world)[-1] < TAKES + TICK

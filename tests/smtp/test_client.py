@@ -9,9 +9,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relay.errors import PermanentFailure
+from relay.errors import Bug, PermanentFailure
 from relay.smtp.auth import Credentials
-from relay.smtp.client import LAW, Mail, Outcome, Phase, Seen, SmtpClient, UnfitMail, Verdict
+from relay.smtp.client import (
+    LAW,
+    Mail,
+    OnceMail,
+    Outcome,
+    Phase,
+    Seen,
+    SmtpClient,
+    UnfitMail,
+    Verdict,
+)
 from relay.smtp.dsn import Dsn, MailParameters, Notify, RcptParameters
 from relay.smtp.replies import MAX_TEXT, NotAReply, ReplyLimits, ReplyReader
 
@@ -309,6 +319,20 @@ def test_a_sender_refused_and_still_354_ends_the_connection():
     assert talk.hears(b"550 5.7.1 no\r\n250 ok\r\n354 go\r\n") == b""
     assert (talk.outcome.verdict, talk.outcome.phase) == (Verdict.FAILED, Phase.MAIL)
     assert not talk.outcome.connection_usable
+
+
+@pytest.mark.parametrize("data", [b"one\r\n", b".dots\r\n.\r\n..\r\n"])
+def test_a_mail_that_is_sent_once_is_kept_until_then(data: bytes):
+    """Its bytes are those of any other, and its envelope and size are known afterwards."""
+    mail = Mail("a@b.example", ("c@d.example",), data, require_tls=True)
+    once = OnceMail(mail)
+    assert (once.data, once.size, once.gone) == (data, len(data), False)
+    assert once.wire() == mail.wire()
+    assert (once.data, once.size, once.gone) == (b"", len(data), True)
+    assert (once.mail_from, once.rcpt_to) == (mail.mail_from, mail.rcpt_to)
+    assert once.require_tls
+    with pytest.raises(Bug):
+        once.wire()
 
 
 @pytest.mark.parametrize("ehlo", [EHLO, SERIAL], ids=["pipelined", "serial"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,17 +14,23 @@ from uuid import UUID
 
 import pytest
 import trio
+from cryptography.fernet import Fernet
 
 from relay import net
+from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
 from relay.outbound.admin import QueueAdmin
+from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.enqueue import enqueue
+from relay.outbound.jobs import Job
 from relay.outbound.message import Address, Message
 from relay.outbound.mx.connections import MOST_TRIED
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.signer import Signer
 from relay.smtp import racing
+from relay.smtp.client import OnceMail
 from relay.smtp.tls_faults import TlsFault, Wrong
 from tests import certificates
 from tests.black_hole import black_hole
@@ -543,3 +550,59 @@ async def test_large_mail_to_sites_that_are_dead_holds_up_none_to_others(pool):
         assert len(hanging) == 2
         for stream in hanging:
             await trio.aclose_forcefully(stream)
+
+
+def in_hand(address: str) -> Job:
+    """The one job of mail to an address."""
+    found = [one for one in gc.get_objects() if isinstance(one, Job)]
+    (job,) = [job for job in found if job.message.recipient == address]
+    return job
+
+
+def is_in_memory(job: Job) -> bool:
+    """Whether a node holds the bytes of the message."""
+    outgoing = job.outgoing
+    held = outgoing is not None and not (isinstance(outgoing, OnceMail) and outgoing.gone)
+    return held or job.mail is not None or job.message.has_body
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(("verb", "known"), [("connect", False), ("connect", True), ("dot", True)])
+async def test_a_heavy_message_that_waits_for_its_peer_is_not_kept_in_memory(
+    pool, verb: str, known: bool, signed: bool
+):
+    """While a stranger's connection is opened, or one's that takes long, and behind the final dot;
+    it arrives as it is."""
+    goes_on, sessions = trio.Event(), list[Session]()
+    waits = False
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        if said == verb and waits:
+            sessions.append(session)
+            await goes_on.wait()
+        return None
+
+    signer = None
+    if signed:
+        vault = Vault([Fernet.generate_key().decode()])
+        keys = DkimKeys(pool, vault)
+        await keys.create("b.example", "s1")
+        signer = Signer(keys, vault)
+    raw = b"From: a@b.example\r\nSubject: heavy\r\n\r\n" + (b".x" * 35 + b"\r\n") * 8000
+    heavy = Message(Address("a@b.example"), [Address("heavy@s.example")], "Heavy", raw=raw)
+    async with world(pool, mx("s.example", "2"), {"2": script}, signer=signer) as w:
+        sink = w.sinks["2"]
+        if known:
+            await w.send("a@s.example")
+            await trio.aclose_forcefully(sink.sessions[0].stream)
+        waits = True
+        (queued,) = (await enqueue(pool, [heavy])).messages
+        w.outbound.wake()
+        await eventually(lambda: sessions, "it waits for its peer")
+        job = in_hand("heavy@s.example")
+        await eventually(lambda: is_in_memory(job), "it is let go", until=lambda held: not held)
+        goes_on.set()
+        await w.outbound.becomes(queued.id, "sent", 1)
+        assert len(sink.sessions) == 1 + known
+        assert sink.received[-1].data.endswith(raw)
+        assert sink.received[-1].data.count(b"DKIM-Signature:") == 2 * signed
