@@ -176,7 +176,7 @@ def address_field(name: str, boxes: Sequence[Address]) -> str:
     words: list[str] = []
     for index, box in enumerate(boxes):
         comma = "," if index < len(boxes) - 1 else ""
-        if box.name:
+        if box.name.strip():
             words += _phrase(box.name, lead=len(name) + 2 if index == 0 else 1)
             words.append(f"<{box.address}>{comma}")
         else:

@@ -9,7 +9,7 @@ from email.header import decode_header, make_header
 from email.message import EmailMessage, MIMEPart
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relay.outbound.compose import compose
@@ -120,6 +120,7 @@ def test_text_html_and_files_nest_as_readers_expect():
 
 @settings(deadline=None)  # the machine may be busy
 @given(subject=shown.filter(lambda text: len(text) < 300), name=shown)
+@example(subject="", name=" ")
 def test_subject_and_names_come_back_as_given(subject: str, name: str):
     """Encoded words decode to what was given, and no encoded line is over 76 bytes."""
     quoted = name.replace("\\", "\\\\").replace('"', '\\"')
