@@ -11,6 +11,7 @@ failure: what the tests need is installed there.
 """
 
 import functools
+import gc
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import iscoroutinefunction
@@ -89,6 +90,17 @@ def pytest_make_collect_report(collector: pytest.Collector):
     report = yield
     _fail_in_ci(report)
     return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage in what stays: ten thousand tests, and all that they import."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
