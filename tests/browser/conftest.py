@@ -85,9 +85,12 @@ class Visit:
         self.page.evaluate("view => { location.hash = view; }", f"#/{view}")
 
     def check(self, what: str, axe: str) -> None:
-        """Keep what is seen now; it must fit the screen and break no rule of accessibility."""
-        self.screenshot(what)
-        self._judge(what, axe)
+        """What is seen now must fit the screen and break no rule of accessibility, or is kept."""
+        try:
+            self._judge(what, axe)
+        except AssertionError:
+            self.screenshot(what)
+            raise
 
     def _judge(self, what: str, axe: str) -> None:
         assert self.overflow() <= 0, what
@@ -102,8 +105,7 @@ class Visit:
         assert before is not None
         width, height = SIZES[size]
         self.page.set_viewport_size({"width": width, "height": height})
-        self.screenshot(f"{what}-{size}")
-        self._judge(f"{what}, {size}", axe)
+        self.check(f"{what}-{size}", axe)
         self.page.set_viewport_size(before)
 
     def overflow(self) -> int:
@@ -124,6 +126,8 @@ def says(element: Locator, script: str) -> Any:
 _RULES = """async () => {
     const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
     const options = { runOnly: tags, iframes: false };
+    // What slides in is judged where it ends.
+    await Promise.all(document.getAnimations().map((one) => one.finished.catch(() => {})));
     const found = await axe.run(document, options);
     return found.violations.map((one) => `${one.id}: ${one.nodes.map((node) => node.html)}`);
 }"""

@@ -1,6 +1,6 @@
 """The mail view in a real browser: panes, addresses, keys, undo, codes, and lists without end.
 
-Screenshots are left in `test-artefacts/`.
+Some screenshots, and one of what is wrong, are left in `test-artefacts/`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a person sees: the pages of a running relay in a real browser.
 
-Screenshots are left in `test-artefacts/`.
+Some screenshots, and one of what is wrong, are left in `test-artefacts/`.
 """
 
 from __future__ import annotations

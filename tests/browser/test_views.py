@@ -1,6 +1,6 @@
 """Every view, filled: it fits, is accessible, and loads nothing from elsewhere.
 
-Screenshots are left in `test-artefacts/`.
+A screenshot of what is wrong is left in `test-artefacts/`.
 """
 
 from __future__ import annotations
