@@ -42,6 +42,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import gc
 import mmap
 import os
 import resource
@@ -82,6 +83,7 @@ _NOTIFIES = b"application_name\0notified "
 _PANIC = b"VPANIC\0"  # of an ErrorResponse, its severity
 _LOG_AT, _LOG_UNTIL = 4 << 20, 12 << 20  # bytes of a segment of the log; no other file is as large
 _DIGITS = 16  # of microseconds since 1970
+_GARBAGE = (200, 10_000, 100_000)  # statements after which garbage of each generation is collected
 _OVERHEAD = 11  # bytes of a NotificationResponse besides its two strings: type, length, pid, 2 NULs
 
 
@@ -405,6 +407,7 @@ class Database:
         self._losing: dict[str, trio.Event] = {}  # actors, of whom an answer is to be lost
         self.latency = (0.0002, 0.002)
         self.statements = 0
+        self._begun = 0  # calls of `begin`
 
     # Before the run
 
@@ -448,6 +451,7 @@ class Database:
         """Called before a connection sends anything: `relay.db.connection.Connection.wait`."""
         self._world.check_alive()
         self._world.whisper("db.begins")
+        self._collect_garbage()
         pgconn = conn.pgconn
         if pgconn.status == pq.ConnStatus.OK:
             self._by_fileno[pgconn.socket] = conn
@@ -458,6 +462,14 @@ class Database:
         self._before_sending()
         if self._failing and conn in self._where:
             self._may_doom(conn)
+
+    def _collect_garbage(self) -> None:
+        """Do what Python does of itself at instants of its own: what goes may be a socket."""
+        self._begun += 1
+        for generation in (2, 1, 0):
+            if self._begun % _GARBAGE[generation] == 0:
+                gc.collect(generation)
+                return
 
     def _before_sending(self) -> None:
         """Look what listeners have not read: what comes on top of it is new."""
@@ -625,6 +637,18 @@ class Database:
             self._where[conn].cancelled.add(conn.pgconn.backend_pid)
             self._where[conn].resume(conn.pgconn.backend_pid)
 
+    def abandoned(self, conn: Any, pid: int) -> None:
+        """Told when a connection was closed without a word: its backend rolls back and ends now, or
+        as soon as it waits for nothing any more."""
+        site = self._where.get(conn)
+        if site is None or site.down:
+            return
+        if site.frozen or site.is_paused(pid):
+            site.orphans.add(pid)
+        elif self._come_to_rest(site, pid, ends=True):
+            site.pause(pid)
+            site.orphans.add(pid)
+
     def _answered(self, fileno: int, conn: Any) -> bool:
         """Whether the server has answered; if not, it waits for a lock, or for its standby."""
         site = None if conn is None else self._where.get(conn)
@@ -738,7 +762,7 @@ class Database:
                 site.pause(pid)
 
     def _await_bytes(self, fileno: int, wanted: int) -> None:
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + _PATIENCE
         while True:
             try:
                 if _unread(fileno) >= wanted:
@@ -746,7 +770,7 @@ class Database:
             except OSError:
                 return  # it was closed
             if time.monotonic() > until:
-                return  # it does not listen to all of it
+                raise Stuck("who listens is not told of a notification")
             time.sleep(0.00005)
 
     def _wait_for_orphans(self, site: _Site) -> None:
@@ -1017,10 +1041,10 @@ def _ends_with_error(data: bytes) -> bool:
 
 
 def _await_ready(fileno: int) -> bytes:
-    """Wait for what follows an error (ReadyForQuery, or the end); a moment, if nothing does."""
+    """Wait for what follows an error (ReadyForQuery, or the end)."""
     poller = select.poll()
     poller.register(fileno, select.POLLRDHUP)
-    until = time.monotonic() + 1.0
+    until = time.monotonic() + _PATIENCE
     while not poller.poll(0) and time.monotonic() < until:
         if not _ends_with_error(data := _peek(fileno)):
             return data
@@ -1063,3 +1087,15 @@ def cancelling(database: Callable[[], Database], original: Wait) -> Wait:
         database().cancelled(conn)
 
     return cancel_safe
+
+
+def abandoning(database: Callable[[], Database], original: Callable[[Any], None]) -> Any:
+    """Return `Connection.abandon` as it is, after which the database is told."""
+
+    def abandon(conn: Any) -> None:
+        pid = conn.pgconn.backend_pid if conn.pgconn.status == pq.ConnStatus.OK else 0
+        original(conn)
+        if pid:
+            database().abandoned(conn, pid)
+
+    return abandon

@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from simulation.database import Database, cancelling, waiting
+from simulation.database import Database, abandoning, cancelling, waiting
 from simulation.day import HOUR
 from simulation.network import Network
 from simulation.world import World, inline
@@ -217,6 +217,11 @@ def _others(seams: Seams) -> None:
     trio.open_tcp_stream = seams.network.open_tcp_stream  # type: ignore[assignment]
     psycopg.connection_async.monotonic = seams.world.now  # type: ignore[attr-defined]
 
+    # Nobody reads the page here; a library in Go has threads and descriptors of its own.
+    blank = ModuleType("minify")
+    blank.string = lambda media_type, text: text  # type: ignore[attr-defined]
+    sys.modules["minify"] = blank
+
     # Nobody speaks TLS here, and reading whom all the world trusts costs each start of a node.
     ssl.SSLContext.set_default_verify_paths = lambda self: None  # type: ignore[method-assign]
 
@@ -239,6 +244,7 @@ def _others(seams: Seams) -> None:
     Connection.cancel_safe = cancelling(  # type: ignore[method-assign, assignment]
         seams.there, Connection.cancel_safe
     )
+    Connection.abandon = abandoning(seams.there, Connection.abandon)  # type: ignore[method-assign]
 
     from relay.outbound import dkim_keys
     from relay.outbound.signing_processes import SigningProcesses
