@@ -659,9 +659,13 @@ class Dispatch(Generic[J, W]):
 
     def worth_holding(self, line: Line[J, W], now: float) -> int:
         """How many jobs of a slow line are worth holding: as many as it may have connections, and
-        what these deliver within `AHEAD` seconds."""
+        what these deliver within `AHEAD` seconds.
+
+        One at least, else nobody would ask again; and fewer than there are places.
+        """
         most = self._may_have(line, self.full, now)
-        return most + math.ceil(most * AHEAD / line.seconds)
+        ahead = math.ceil(most * AHEAD / line.seconds)
+        return max(min(most + ahead, self.places - 1), 1)
 
     def _may_have(self, line: Line[J, W], width: int, now: float) -> int:
         """How many connections a line may have at a width: no more than the gate of its route lets

@@ -170,7 +170,8 @@ class Gatekeeper:
             gate.narrow(0, now)
             self._give_back(job, now, gate.wait(now))
             return False
-        self._bound_claims(line, gate, now)
+        if gate not in self._slow_away:
+            self._bound_claims(line, gate, now)
         return True
 
     def _try_slow(self, now: float) -> bool:

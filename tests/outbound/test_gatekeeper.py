@@ -315,8 +315,56 @@ def test_what_waits_for_a_site_whose_connections_all_hang_goes_back(code: int):
     house.ends(job, verdict, Phase.RCPT, 0.4, code=code)
     job.leave_gates()
     house.dispatch.leave(place)
-    assert house.allowed(0.4, "z.example") is None
+    slow = 6  # as it took 0.4 s to be delivered
+    assert house.allowed(0.4, "z.example") == (slow if code == 250 else None)
     assert house.come(1, 0.4, "z.example") == [True]
+
+
+def slow_sites(count: int = 1, places: int = 8) -> Sites:
+    """Sites that have answered just now, each after five seconds."""
+    house = Sites(count, places)
+    for line in house.lines:
+        line.took(5.0)
+        house.dispatch.answered_well(line, "y.example", 0.0)
+    return house
+
+
+def test_no_more_is_claimed_for_a_slow_site_than_its_connections_take_soon():
+    """An answer that makes it quick ends that."""
+    house = slow_sites()
+    assert house.come(1, 0.0) == [True]
+    assert house.allowed(0.0) == 6, "seven are fewer than there are places"
+    house.begin(0.0)
+    _, job = house.begun.popitem()
+    house.line.seconds = 0.01
+    job.leave_gates()
+    assert house.ends(job, Verdict.DELIVERED, Phase.DOT, 0.1)
+    assert house.allowed(0.1) is None
+
+
+def test_for_slow_sites_together_no_more_waits_than_half_as_much_as_there_are_places():
+    """The rest goes back, and they are claimed for again in turn; high mail may wait."""
+    house = slow_sites(9)
+    let = [house.come(1, 0.0, f"d{number}.example", number)[0] for number in range(9)]
+    assert let == [True] * 4 + [False] * 5
+    assert house.gatekeeper.lets(house.lines[8], house.job("h.example", priority=0), 0.0)
+    assert [house.allowed(0.0, f"d{number}.example") for number in (4, 8)] == [0, 0]
+    house.begin(0.0)
+    house.gatekeeper.look_after_stalls(house.begun, 0.1)
+    allowed = [house.allowed(0.1, f"d{number}.example") for number in range(4, 9)]
+    assert allowed == [1, 1, 1, 1, 0]
+
+
+def test_mail_to_a_slow_site_is_asked_for_again_where_its_route_was_shut_meanwhile():
+    """However few connections its route allows now: else it would not be met before the gate is
+    forgotten."""
+    house = slow_sites()
+    house.come(1, 0.0)
+    house.gates.make(GateKey(house.line.key)).bad(0.0, plain=True)
+    assert house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, 0.1)
+    (job,) = house.dispatch.remove(house.line)
+    job.leave_gates()
+    assert house.allowed(0.1) != 0
 
 
 def test_a_site_that_was_reached_is_tried_by_more_where_its_connections_hang():
