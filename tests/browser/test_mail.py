@@ -10,7 +10,6 @@ import re
 import shlex
 import smtplib
 import subprocess
-import time
 import uuid
 from email import policy
 from email.message import EmailMessage
@@ -130,39 +129,19 @@ def test_inboxes_list_and_reader_stand_side_by_side(
 def test_what_an_application_sends_is_seen_at_once(relay: RelayProcess, browse: Browse) -> None:
     """Signed in by SMTP with any password, to an address that nobody made: the row comes by itself,
     with the user name as its tag.  It comes by the stream of events: no list that is asked for
-    meanwhile is answered, so a page that asks every so often would never show it.  One of several
-    at least is there within 200 ms of its 250, however busy the machine is: no more is asserted,
-    since how long most take is the machine's affair, and a test says nothing of that."""
+    meanwhile is answered, so a page that asks every so often would never show it.  How long that
+    takes is measured by the bench `page`."""
     word = f"w{uuid.uuid4().hex}"
     with browse() as visit:
         page = signed_in(visit, relay, "mail")
         expect(page.get_by_role("heading", name="All mail")).to_be_visible()
         expect(page.locator("#stream")).to_have_text("live")
         page.route("**/api/v1/messages?*", lambda _: None)  # asked, and never answered
-        seen: list[float] = []
-        while len(seen) < 9 and min(seen, default=1.0) > 0.2:
-            subject = f"{word} {len(seen)}."
-            page.evaluate(_WATCH, subject)
-            with smtplib.SMTP(*relay.smtp) as client:
-                client.login("shop-app", "any password")
-                to = f"{word}@customer.example"
-                client.sendmail("a@shop.example", [to], mail(subject, "t"))
-                accepted = time.time()
-            newest = row(page, "messages", subject)
-            expect(newest.locator(".tag")).to_have_text("shop-app")
-            seen.append(page.evaluate("window.seen") / 1000 - accepted)
-        assert min(seen) <= 0.2, seen
+        with smtplib.SMTP(*relay.smtp) as client:
+            client.login("shop-app", "any password")
+            client.sendmail("a@shop.example", [f"{word}@customer.example"], mail(word, "t"))
+        expect(row(page, "messages", word).locator(".tag")).to_have_text("shop-app")
         assert visit.errors == []
-
-
-_WATCH = """word => {
-    window.seen = undefined;
-    const look = () => document.querySelector("#messages")?.innerText.includes(word);
-    const watch = new MutationObserver(() => {
-        if (look()) { window.seen ??= Date.now(); watch.disconnect(); }
-    });
-    watch.observe(document.body, { childList: true, subtree: true, characterData: true });
-}"""
 
 
 def test_keys_do_what_buttons_do_and_a_deletion_can_be_taken_back(
