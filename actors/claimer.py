@@ -32,7 +32,7 @@ import math
 import random
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -51,7 +51,7 @@ from relay.outbound.announcer import Announcer
 from relay.outbound.claimed import Batch, Claimed
 from relay.outbound.enqueue import FLUSH, HIGH
 from relay.outbound.gates import Gates
-from relay.outbound.lanes import LaneBook, any_high
+from relay.outbound.lanes import Held, LaneBook, any_high
 from relay.outbound.meter import Meter
 from relay.outbound.queue import Queue
 from relay.outbound.senders import DIRECT, LOOP
@@ -182,7 +182,7 @@ class _Claimer:
         self._book = LaneBook()
         self._room = 0
         self._kept = 0  # of the room, for high priority, and as much for lanes that hold little
-        self._held: dict[int, int] = {}  # by lane, what is in the sender's hands
+        self._held = Held()  # what is in the sender's hands
         self._high_due = False  # somebody said so, and what was claimed since had none
         self._look = True  # a survey is wanted
         self._recover = True  # what an incarnation before this one claimed in vain, too
@@ -223,11 +223,12 @@ class _Claimer:
                 if kept is not None:
                     self._kept = kept
                 if fresh:
-                    self._room, self._held = count, dict(held)
+                    self._room, self._held = count, Held(held)
                     self._gates.start_afresh()
                 else:
                     self._room += count
-                    self._left(left)
+                    for lane, gone in left:
+                        self._held.left(lane, gone)
             case Due(due_lanes, announce):
                 self._look = self._look or not due_lanes
                 for due_lane in due_lanes:
@@ -243,14 +244,6 @@ class _Claimer:
                     self._gates.reopen()
             case SweepNow():
                 self._sweep_at = -math.inf
-
-    def _left(self, lanes: Sequence[tuple[int, int]]) -> None:
-        """So many of these lanes are in the sender's hands no more."""
-        held = self._held
-        for lane, count in lanes:
-            left = held.pop(lane, 0) - count
-            if left > 0:
-                held[lane] = left
 
     # Looking and claiming -------------------------------------------------------------------------
 
@@ -342,8 +335,9 @@ class _Claimer:
                 raise
         if batch.messages:
             self._room -= len(batch.messages)
+            owners = {message.lane: message.owner for message in batch.messages}
             for lane, count in Counts(message.lane for message in batch.messages).items():
-                self._held[lane] = self._held.get(lane, 0) + count
+                self._held.came(lane, owners[lane], count)
             if self._gates:
                 for message in batch.messages:
                     self._gates.claimed(message.lane)

@@ -104,16 +104,17 @@ class Credit:
 
     A count of 0 is worth a look, too: what was closed may be open again.
     `fresh`: this is all the credit there is, whatever was said before (the sender or the claimer
-    has just started); then `held` says how many of each lane are in the sender's hands, else `left`
-    how many have left them since it said so last.  `kept`: so much of all the credit is for high
-    priority, and as much again for lanes of which little is in hand; None: as was said last.
+    has just started); then `held` says how many of each lane, and whose, are in the sender's hands,
+    else `left` how many of a lane have left them since it said so last.  `kept`: so much of all the
+    credit is for high priority, and as much again for lanes of which little is in hand, and half as
+    much for such owners; None: as was said last.
     """
 
     count: int
     fresh: bool = False
     kept: int | None = None
     left: Sequence[tuple[int, int]] = ()
-    held: Sequence[tuple[int, int]] = ()
+    held: Sequence[tuple[int, UUID, int]] = ()
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class Claimed(NamedTuple):
 
     def due_lane(self, due_at: datetime) -> DueLane:
         """The due lane in which the message will wait once put back, due at `due_at`."""
-        return DueLane(self.own_lane, self.priority, due_at, self.domain)
+        return DueLane(self.own_lane, self.priority, due_at, self.domain, self.owner)
 
     def without_body(self) -> Claimed:
         """The same, as if it were large."""

@@ -263,9 +263,11 @@ class Custody:
         left, self._left = self._left, []
         return tuple(Counts(left).items())
 
-    def held(self) -> Sequence[tuple[int, int]]:
-        """How many of each lane are here."""
-        return tuple(Counts(job.message.lane for job in self._jobs.values()).items())
+    def held(self) -> Sequence[tuple[int, UUID, int]]:
+        """Of which lanes something is here, whose they are, and how much."""
+        owners = {job.message.lane: job.message.owner for job in self._jobs.values()}
+        counts = Counts(job.message.lane for job in self._jobs.values())
+        return tuple((lane, owners[lane], count) for lane, count in counts.items())
 
     def _waits_again(self, job: Job, now: float, delay: float) -> None:
         due_at = datetime.fromtimestamp(now + self.epoch, UTC) + timedelta(seconds=delay)

@@ -2,9 +2,9 @@
 
 Beside what is under way it wants as much as it delivered lately within `AHEAD` seconds, so that a
 claim is worth its cost and nobody waits for one.  Above that it lets the claimer have room that
-only high mail may take (`kept`), so that a backlog of other mail never fills all there is, and as
-much again for lanes of which little is in hand (`relay.outbound.lanes`), so that neither does what
-does not end.
+only high mail may take (`kept`), so that a backlog of other mail never fills all there is, as much
+again for lanes of which little is in hand, and half as much for such owners
+(`relay.outbound.lanes`), so that neither does what does not end.
 
 Promises
 - What was granted and not used stays granted; what is held and what is granted together exceed
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from relay.outbound.lanes import spare_of_owners
+
 AHEAD = 0.15
 """Seconds of work that are claimed beyond what is being delivered."""
 _MOST_AHEAD = 1000  # messages
@@ -27,8 +29,8 @@ _MOST_AHEAD = 1000  # messages
 class Granted(NamedTuple):
     """The number of messages that may be claimed.
 
-    `kept` of all the room is for high priority, and as much again for lanes of which little is in
-    hand.
+    `kept` of all the room is for high priority, as much again for lanes of which little is in hand,
+    and half as much for such owners.
     """
 
     room: int
@@ -63,7 +65,8 @@ class Demand:
         kept = max(target // 4, self._concurrency // 2, 1)
         if fresh:
             self._granted = 0
-        room = max(target + 2 * kept - held - self._granted, 0)
+        aside = 2 * kept + spare_of_owners(kept)
+        room = max(target + aside - held - self._granted, 0)
         if not fresh:
             # Where nothing ends, whoever the room does not do for would wait for more of it.
             worth = room > 0 and (room >= target // 4 or held == 0 or still)

@@ -87,6 +87,7 @@ class Queued(NamedTuple):
     lane: int
     priority: int
     domain: str
+    owner: UUID
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Enqueued:
         if self.due_at is None:
             return set()
         return {
-            DueLane(each.lane, each.priority, self.due_at, each.domain) for each in self.messages
+            DueLane(each.lane, each.priority, self.due_at, each.domain, each.owner)
+            for each in self.messages
         }
 
 
@@ -284,7 +286,7 @@ async def _replay(
     _, recipients, ids = row
     return Enqueued(
         [
-            Queued(known, recipient or "", 0, 0, "")
+            Queued(known, recipient or "", 0, 0, "", owner)
             for known, recipient in zip(ids, recipients, strict=True)
         ],
         replayed=True,
@@ -353,7 +355,9 @@ def _arrays(
             address = recipient.address.lower()
             domain = domain_of(address)
             lane = lane_of(message.owner, domain)  # the statement puts it right for a sender's mail
-            row = Queued(ids[len(rows)], recipient.address, lane, priority, domain)
+            row = Queued(
+                *(ids[len(rows)], recipient.address, lane, priority, domain, message.owner)
+            )
             rows.append(row)
             letters.append(
                 (

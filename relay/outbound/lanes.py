@@ -1,4 +1,4 @@
-"""The book of what to claim next: priorities without starvation, lanes with fair shares.
+"""The book of what to claim next: priorities without starvation, owners and lanes with fair shares.
 
 A lane is one tenant's mail to one destination domain by one route: through the relay's own
 upstream, or through that of a sender; within it, each priority is a range of the index that the
@@ -8,12 +8,15 @@ for 32" into "up to 11 of this lane, 20 of that".
 Promises
 - High goes before normal, normal before bulk; yet while a lower priority has something due, it
   gets at least one delivery in twenty.
-- Lanes of one priority take turns with equal shares (deficit round-robin: what a lane was promised
-  and did not get is kept for its next turn).
+- Owners of one priority take turns with equal shares, and so do the lanes of an owner (deficit
+  round-robin, once in the other: what one was promised and did not get is kept for its next turn).
+  To how many domains an owner writes makes no difference to the others.
 - A lane that is not allowed anything (throttled) is not asked for, so its backlog costs nothing.
 - No lane takes all the room: the last of it (`spare`) is for lanes of which little is in hand.  So
   a burst to a site that stalls leaves room for what comes for others, and several such bursts leave
   some, each less.  Where there is one lane it gets all the rest, which is no less for that.
+- Nor does one owner, to however many domains: half as much again is for owners of whom little is in
+  hand.  A lane's share is one of what its owner may have.
 - What a survey found is forgotten only by a later survey, and a wake-up that arrives while a
   survey is under way is kept.
 
@@ -46,12 +49,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import zip_longest
-from types import MappingProxyType
-from typing import NamedTuple
+from itertools import islice
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 PRIORITIES = ("high", "normal", "bulk")
@@ -62,7 +64,7 @@ GUARANTEE = 20
 """A lower priority that has something due gets at least one delivery in so many."""
 
 _MOST_ASKS = 64  # index probes that one claim may cost
-_NOTHING: Mapping[int, int] = MappingProxyType({})
+_T = TypeVar("_T")
 
 
 def lane_of(owner: UUID, domain: str, sender: UUID | None = None) -> int:
@@ -84,6 +86,7 @@ class Ask(NamedTuple):
     floor: datetime
     limit: int
     domain: str
+    owner: UUID
 
 
 class DueLane(NamedTuple):
@@ -93,6 +96,7 @@ class DueLane(NamedTuple):
     priority: int
     due_at: datetime
     domain: str
+    owner: UUID
 
 
 def any_high(due_lanes: Iterable[DueLane]) -> bool:
@@ -115,18 +119,58 @@ def most_for(free: int, spare: int, held: int) -> int:
     return max(free - spare, (2 * free - held) // 3, 0 if held else min(free, 1), 0)
 
 
+def spare_of_owners(spare: int) -> int:
+    """Beside room that is `spare` for lanes of which little is in hand, how much is for owners."""
+    return (spare + 1) // 2
+
+
+class Held:
+    """What is in a sender's hands: so much of each lane, and of each owner."""
+
+    __slots__ = ("_owners", "lanes", "owners")
+
+    def __init__(self, held: Iterable[tuple[int, UUID, int]] = ()) -> None:
+        """`held`: lanes, whose they are, and how many of each."""
+        self.lanes: dict[int, int] = {}
+        self.owners: dict[UUID, int] = {}
+        self._owners: dict[int, UUID] = {}  # of the lanes
+        for lane, owner, count in held:
+            self.came(lane, owner, count)
+
+    def came(self, lane: int, owner: UUID, count: int) -> None:
+        """So many more of a lane are there."""
+        self._owners.setdefault(lane, owner)
+        self._add(lane, count)
+
+    def left(self, lane: int, count: int) -> None:
+        """So many of a lane are there no more."""
+        self._add(lane, -min(count, self.lanes.get(lane, 0)))
+
+    def _add(self, lane: int, count: int) -> None:
+        if not count:
+            return
+        owner = self._owners[lane]
+        self.lanes[lane] = self.lanes.get(lane, 0) + count
+        self.owners[owner] = self.owners.get(owner, 0) + count
+        if not self.lanes[lane]:
+            del self.lanes[lane], self._owners[lane]
+        if not self.owners[owner]:
+            del self.owners[owner]
+
+
 class _Room:
-    """The room that a plan fills, and what each lane has of it.
+    """The room that a plan fills, and what each lane and owner has of it.
 
     Of what is free, `capacity` may be claimed at once; `kept` is for high priority, the first of it
     out of what is beyond `capacity`.
     """
 
-    __slots__ = ("_asked", "_held", "_kept", "_kept_of_capacity", "_spare", "capacity", "free")
+    __slots__ = (
+        *("_asked", "_asked_of", "_held", "_kept", "_kept_of_capacity", "_spare"),
+        *("capacity", "free"),
+    )
 
-    def __init__(
-        self, free: int, most: int | None, kept: int, spare: int, held: Mapping[int, int]
-    ) -> None:
+    def __init__(self, free: int, most: int | None, kept: int, spare: int, held: Held) -> None:
         self.free = free
         self.capacity = free if most is None else min(free, most)
         self._kept = kept
@@ -134,11 +178,17 @@ class _Room:
         self._spare = spare
         self._held = held
         self._asked: dict[int, int] = {}
+        self._asked_of: dict[UUID, int] = {}
 
-    def most(self, lane: int) -> int:
-        """How many more of a lane there may be."""
-        held = self._held.get(lane, 0) + self._asked.get(lane, 0)
-        return most_for(self.free, self._spare, held)
+    def most_of(self, owner: UUID) -> int:
+        """How many more of an owner there may be."""
+        held = self._held.owners.get(owner, 0) + self._asked_of.get(owner, 0)
+        return most_for(self.free, spare_of_owners(self._spare), held)
+
+    def most(self, owner: UUID, lane: int) -> int:
+        """How many more of an owner's lane there may be."""
+        held = self._held.lanes.get(lane, 0) + self._asked.get(lane, 0)
+        return most_for(self.most_of(owner), self._spare, held)
 
     def leave_to_lower(self, unused: int) -> int:
         """How many the lower priorities may have of so many that high priority has not used.
@@ -151,10 +201,11 @@ class _Room:
             self.free -= self._kept
         return left
 
-    def take(self, lane: int, count: int) -> None:
-        """A lane gets so much."""
+    def take(self, owner: UUID, lane: int, count: int) -> None:
+        """A lane of an owner gets so much."""
         self.free -= count
         self._asked[lane] = self._asked.get(lane, 0) + count
+        self._asked_of[owner] = self._asked_of.get(owner, 0) + count
 
 
 @dataclass(slots=True)
@@ -167,12 +218,82 @@ class _Entry:
     deficit: int = 0  # what is left of its quantum
 
 
+@dataclass(slots=True)
+class _Owner:
+    lanes: OrderedDict[int, _Entry]  # in the order of their turns
+    deficit: int = 0  # what is left of its quantum
+
+
+_May = tuple[_Entry, int | None]
+"""A lane that may be asked for, and for how many; None: any."""
+
+
+class _Ring:
+    """The lanes of one priority that have something due, or will have, by their owners."""
+
+    __slots__ = ("owners",)
+
+    def __init__(self) -> None:
+        self.owners: OrderedDict[UUID, _Owner] = OrderedDict()  # in the order of their turns
+
+    def __len__(self) -> int:
+        return sum(len(owner.lanes) for owner in self.owners.values())
+
+    def __iter__(self) -> Iterator[_Entry]:
+        for owner in self.owners.values():
+            yield from owner.lanes.values()
+
+    def find(self, owner: UUID, lane: int) -> _Entry | None:
+        """The entry of a lane."""
+        found = self.owners.get(owner)
+        return None if found is None else found.lanes.get(lane)
+
+    def add(self, due: DueLane, woken: int) -> None:
+        """A lane that is not there comes last."""
+        owner = self.owners.get(due.owner)
+        if owner is None:
+            owner = self.owners[due.owner] = _Owner(OrderedDict())
+        owner.lanes[due.lane] = _Entry(due.lane, due.priority, due.due_at, due.domain, woken)
+
+    def remove(self, owner: UUID, lane: int) -> None:
+        """A lane has nothing any more."""
+        lanes = self.owners[owner].lanes
+        del lanes[lane]
+        if not lanes:
+            del self.owners[owner]
+
+    def keep(self, found: Collection[tuple[UUID, int]], since: int) -> None:
+        """Forget the lanes that are not among `found`, and were not woken since."""
+        gone = [
+            (key, lane)
+            for key, owner in self.owners.items()
+            for lane, entry in owner.lanes.items()
+            if entry.woken <= since and (key, lane) not in found
+        ]
+        for key, lane in gone:
+            self.remove(key, lane)
+
+
+def _by_turns(each: Iterable[Iterator[_T]]) -> Iterator[_T]:
+    """One of each, then the next of each: what many have hides nobody."""
+    going = each
+    more = True
+    while more:
+        left = []
+        for one in going:
+            for item in one:
+                yield item
+                left.append(one)
+                break
+        going = left
+        more = bool(left)
+
+
 class LaneBook:
     """What one node knows of the lanes that have something due."""
 
     def __init__(self) -> None:
-        # In the order of their turns, one ring a priority: those that are due or will be.
-        self._rings: tuple[OrderedDict[int, _Entry], ...] = tuple(OrderedDict() for _ in PRIORITIES)
+        self._rings = tuple(_Ring() for _ in PRIORITIES)
         self._owed = [0.0] * len(PRIORITIES)
         self._wakes = 0
         self._planned_at = 0  # wake-ups that the last plan knew of
@@ -186,17 +307,15 @@ class LaneBook:
 
     def learn(self, due_lanes: Iterable[DueLane], since: int) -> None:
         """Take over what a survey found that began at `mark() == since`."""
-        found: tuple[dict[int, DueLane], ...] = tuple({} for _ in PRIORITIES)
+        found: tuple[dict[tuple[UUID, int], DueLane], ...] = tuple({} for _ in PRIORITIES)
         for due_lane in due_lanes:
-            found[due_lane.priority][due_lane.lane] = due_lane
+            found[due_lane.priority][due_lane.owner, due_lane.lane] = due_lane
         for ring, by_lane in zip(self._rings, found, strict=True):
-            for lane in [lane for lane in ring if lane not in by_lane]:
-                if ring[lane].woken <= since:
-                    del ring[lane]
-            for lane, due_lane in by_lane.items():
-                entry = ring.get(lane)
+            ring.keep(by_lane.keys(), since)
+            for (owner, lane), due_lane in by_lane.items():
+                entry = ring.find(owner, lane)
                 if entry is None:
-                    ring[lane] = _Entry(*due_lane, woken=since)
+                    ring.add(due_lane, since)
                 elif entry.woken > since:
                     entry.floor = min(entry.floor, due_lane.due_at)
                 else:
@@ -206,9 +325,9 @@ class LaneBook:
         """Something is due (this node enqueued or deferred it)."""
         self._wakes += 1
         ring = self._rings[due.priority]
-        entry = ring.get(due.lane)
+        entry = ring.find(due.owner, due.lane)
         if entry is None:
-            ring[due.lane] = _Entry(*due, woken=self._wakes)
+            ring.add(due, self._wakes)
         else:
             entry.floor = min(entry.floor, due.due_at)
             entry.woken = self._wakes
@@ -222,7 +341,7 @@ class LaneBook:
         most: int | None = None,
         kept: int = 0,
         spare: int = 0,
-        held: Mapping[int, int] = _NOTHING,
+        held: Held | None = None,
     ) -> list[Ask]:
         """Say what to claim with room for `free` messages, at `at` of the database's clock.
 
@@ -230,13 +349,13 @@ class LaneBook:
         `most`: no more than so many in all, None: as many as there is room for.
         `kept`: so much of the room is for high priority; of it the others get what they are
         guaranteed while there is any, and nothing else.
-        `spare`: so much of the room is for lanes of which little is in hand, by `most_for`; `held`:
-        how many of each lane are.  A sender sets as much aside for each of the two.
+        `spare`: so much of the room is for lanes of which little is in hand, by `most_for`, and
+        `spare_of_owners` more for such owners; `held`: what is.  A sender sets aside all three.
         """
         if free < 1:
             return []
         self._planned_at = self._wakes
-        room = _Room(free, most, kept, spare, held)
+        room = _Room(free, most, kept, spare, held or Held())
         turns = [self._turns(self._rings[0], at, allowance, room)]
         capacity = room.capacity if turns[0] else room.leave_to_lower(room.capacity)
         if capacity < 1:
@@ -272,11 +391,12 @@ class LaneBook:
         for ask in plan:
             count, last = claimed.get((ask.lane, ask.priority), (0, ask.floor))
             self._owed[ask.priority] = max(self._owed[ask.priority] - count, 0.0)
-            entry = self._rings[ask.priority].get(ask.lane)
+            ring = self._rings[ask.priority]
+            entry = ring.find(ask.owner, ask.lane)
             if entry is None:
                 # Another claim, under way at the same time, found the end of what it could see.
                 if count >= ask.limit:
-                    self.wake(DueLane(ask.lane, ask.priority, last, ask.domain))
+                    self.wake(DueLane(ask.lane, ask.priority, last, ask.domain, ask.owner))
                 continue
             # Below the floor that was asked from: a wake-up came in while the claim was under way.
             if entry.floor < ask.floor:
@@ -284,19 +404,21 @@ class LaneBook:
             if count >= ask.limit:
                 entry.floor = max(last, entry.floor)
             elif entry.woken <= self._planned_at:
-                del self._rings[ask.priority][ask.lane]
+                ring.remove(ask.owner, ask.lane)
 
     def due(self, at: datetime) -> Iterator[tuple[int, str]]:
         """Each lane and domain with something due at `at`, the next in turn first.
 
-        One of each priority at a time: who looks at the first few only sees some of each.
+        One of each priority and owner at a time: who looks at the first few only sees some of each.
         """
-        rings = [
-            ((entry.lane, entry.domain) for entry in ring.values() if entry.floor <= at)
+        return _by_turns(
+            _by_turns(self._due(owner, at) for owner in ring.owners.values())
             for ring in self._rings
-        ]
-        for each in zip_longest(*rings):
-            yield from (lane for lane in each if lane is not None)
+        )
+
+    @staticmethod
+    def _due(owner: _Owner, at: datetime) -> Iterator[tuple[int, str]]:
+        return ((entry.lane, entry.domain) for entry in owner.lanes.values() if entry.floor <= at)
 
     def next_due(self, after: datetime, rings: slice = slice(None)) -> datetime | None:
         """The earliest instant later than `after` at which something known becomes due.
@@ -304,7 +426,7 @@ class LaneBook:
         `rings`: the priorities that count, by position; all of them.
         """
         known = self._rings[rings]
-        instants = [e.floor for ring in known for e in ring.values() if e.floor > after]
+        instants = [entry.floor for ring in known for entry in ring if entry.floor > after]
         return min(instants, default=None)
 
     def _quotas(self, present: Sequence[int], capacity: int) -> dict[int, int]:
@@ -322,54 +444,94 @@ class LaneBook:
 
     def _turns(
         self,
-        ring: OrderedDict[int, _Entry],
+        ring: _Ring,
         at: datetime,
         allowance: Callable[[int, str], int | None] | None,
         room: _Room,
-    ) -> list[tuple[_Entry, int | None]]:
-        turns: list[tuple[_Entry, int | None]] = []
-        for entry in ring.values():
-            if entry.floor <= at and room.most(entry.lane):
-                allowed = allowance(entry.lane, entry.domain) if allowance else None
-                if allowed is None or allowed > 0:
-                    turns.append((entry, allowed))
-                    if len(turns) == _MOST_ASKS:
-                        break
+    ) -> dict[UUID, list[_May]]:
+        """Which lanes may be asked for, by owner in turn: of each owner one, then another."""
+
+        def lanes_of(key: UUID, owner: _Owner) -> Iterator[tuple[UUID, _May]]:
+            if not room.most_of(key):
+                return
+            for entry in owner.lanes.values():
+                if entry.floor <= at and room.most(key, entry.lane):
+                    allowed = allowance(entry.lane, entry.domain) if allowance else None
+                    if allowed is None or allowed > 0:
+                        yield key, (entry, allowed)
+
+        turns: dict[UUID, list[_May]] = {}
+        may = _by_turns(lanes_of(key, owner) for key, owner in ring.owners.items())
+        for key, turn in islice(may, _MOST_ASKS):
+            turns.setdefault(key, []).append(turn)
         return turns
 
     def _share(
-        self,
-        ring: OrderedDict[int, _Entry],
-        turns: list[tuple[_Entry, int | None]],
-        quota: int,
-        room: _Room,
+        self, ring: _Ring, turns: dict[UUID, list[_May]], quota: int, room: _Room
     ) -> list[Ask]:
-        # Deficit round-robin: the quantum is one lane's part of this claim, rounded up.  Whoever
+        # Deficit round-robin: the quantum is one owner's part of this claim, rounded up.  Whoever
         # the room ends at keeps the rest of its quantum, and its place at the front.
         quantum = -(-quota // len(turns))
-        limits = dict.fromkeys((entry.lane for entry, _ in turns), 0)
+        limits = dict.fromkeys((entry.lane for lanes in turns.values() for entry, _ in lanes), 0)
         left = quota
         progress = True
-        while left and progress:  # more than once only where lanes have limits
+        while left and progress:  # more than once only where there are limits
             progress = False
-            for entry, allowed in turns:
+            for key, lanes in turns.items():
+                if not left:
+                    break
+                owner = ring.owners[key]
+                owner.deficit = owner.deficit or quantum
+                most = min(owner.deficit, left)
+                given = self._share_of(key, owner, lanes, quantum, most, limits, room)
+                left -= given
+                owner.deficit -= given
+                progress = progress or given > 0
+                if left or not owner.deficit:
+                    owner.deficit = 0
+                    ring.owners.move_to_end(key)
+        return [
+            Ask(entry.lane, entry.priority, entry.floor, limits[entry.lane], entry.domain, key)
+            for key, lanes in turns.items()
+            for entry, _ in lanes
+            if limits[entry.lane]
+        ]
+
+    @staticmethod
+    def _share_of(
+        key: UUID,
+        owner: _Owner,
+        lanes: list[_May],
+        part: int,
+        most: int,
+        limits: dict[int, int],
+        room: _Room,
+    ) -> int:
+        """Share `most` among the lanes of an owner, the same way; returns how much they took.
+
+        `part` is the owner's quantum; `limits`: what each lane has of this claim.
+        """
+        quantum = -(-part // len(lanes))
+        left = min(most, room.most_of(key))
+        taken = 0
+        progress = True
+        while left and progress:
+            progress = False
+            for entry, allowed in lanes:
                 if not left:
                     break
                 if not entry.deficit:
                     entry.deficit = quantum
-                given = min(entry.deficit, left, room.most(entry.lane))
+                given = min(entry.deficit, left, room.most(key, entry.lane))
                 if allowed is not None:
                     given = min(given, allowed - limits[entry.lane])
-                room.take(entry.lane, given)
+                room.take(key, entry.lane, given)
                 limits[entry.lane] += given
-                left -= given
+                taken += given
+                left = min(left - given, room.most_of(key))
                 progress = progress or given > 0
                 entry.deficit -= given
                 if left or not entry.deficit:
                     entry.deficit = 0
-                    ring.move_to_end(entry.lane)
-        return [
-            Ask(entry.lane, entry.priority, entry.floor, limits[entry.lane], entry.domain)
-            for entry, _ in turns
-            if limits[entry.lane]
-        ]
+                    owner.lanes.move_to_end(entry.lane)
+        return taken

@@ -108,19 +108,19 @@ class Queue:
         """Return every lane and priority with anything in it, and the database's clock."""
         rows = await self._pool.fetch(
             """
-            SELECT s.lane, s.priority, s.due_at, s.domain, clock_timestamp()
+            SELECT s.lane, s.priority, s.due_at, s.domain, s.owner, clock_timestamp()
             FROM (VALUES (1)) AS one (row)
             LEFT JOIN relay.outbound_survey() s ON true
             """
         )
-        return [DueLane(*row[:4]) for row in rows if row[0] is not None], rows[0][4]
+        return [DueLane(*row[:5]) for row in rows if row[0] is not None], rows[0][5]
 
     async def warm_up(self) -> None:
         """Have a connection plan what claims and finalises, by doing either with nothing.
 
         Else the first message pays for that.
         """
-        nothing = Ask(0, 0, utc_now(), 0, "")
+        nothing = Ask(0, 0, utc_now(), 0, "", self.node)
         async with self._pool.connection() as conn:
             await conn.execute(_CLAIM, self._claim_of(self.node, [nothing]), binary=True)
             await conn.run(_FINALISE, _columns(()))
@@ -184,7 +184,7 @@ class Queue:
 
     def _claim_of(self, claim: UUID, asks: Sequence[Ask]) -> tuple[Any, ...]:
         """What `_CLAIM` takes."""
-        lanes, priorities, floors, limits, _ = map(list, zip(*asks, strict=True))
+        lanes, priorities, floors, limits, _, _ = map(list, zip(*asks, strict=True))
         return (
             *(claim, self.lease_timeout, lanes, priorities, floors, limits),
             *(self.max_attempts, self.max_losses, _INLINE, self.direct),

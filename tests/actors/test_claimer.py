@@ -172,7 +172,7 @@ async def test_room_kept_for_high_mail_is_there_when_it_comes(pool, virtual):
     """Bulk has taken all the other room; the code is claimed at once all the same."""
     await put(pool, *(f"u@a{number}.example" for number in range(20)), priority="bulk")
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Credit(9, kept=4))
+        claims.box.send_nowait(Credit(11, kept=4))
         await claims.get(5)
         await claims.rest(virtual)
         assert len(claims.claimed) == 5
@@ -189,7 +189,7 @@ async def test_a_burst_to_one_destination_leaves_room_for_the_next(pool, virtual
     much of it follows."""
     await put(pool, *(f"u{number}@a.example" for number in range(20)))
     async with claiming(pool) as claims:
-        claims.box.send_nowait(Credit(16, kept=4))
+        claims.box.send_nowait(Credit(18, kept=4))
         await claims.get(8)
         await claims.rest(virtual)
         assert len(claims.claimed) == 8
@@ -204,7 +204,7 @@ async def test_a_burst_to_one_destination_leaves_room_for_the_next(pool, virtual
         await claims.rest(virtual)
         assert [message.domain for message in claims.claimed[9:]] == ["a.example"] * 3
         # A sender that starts anew holds what it says.
-        claims.box.send_nowait(Credit(8, fresh=True, kept=4, held=((lane, 2),)))
+        claims.box.send_nowait(Credit(10, fresh=True, kept=4, held=((lane, ADMINISTRATOR_ID, 2),)))
         await claims.get(14)
         await claims.rest(virtual)
         assert len(claims.claimed) == 14
@@ -228,7 +228,7 @@ async def test_high_mail_that_is_due_in_a_moment_is_not_said_to_be_missing(pool)
         soon = now + timedelta(seconds=0.1)
         (code,) = await put(pool, "code@b.example", priority="high", send_at=soon)
         lane = await pool.fetch_value("SELECT lane FROM relay.outbound_due")
-        claims.box.send_nowait(Due((DueLane(lane, 0, soon, "b.example"),)))
+        claims.box.send_nowait(Due((DueLane(lane, 0, soon, "b.example", ADMINISTRATOR_ID),)))
         await claims.get(1)
     assert claims.claimed[0].id == code.id
     assert not claims.nothing_high
@@ -253,7 +253,9 @@ async def test_hints_are_reasons_to_look(pool, hint, virtual):
         enqueued = await enqueue(pool, [message])
         (queued,) = enqueued.messages
         assert enqueued.due_at is not None
-        due_lane = DueLane(queued.lane, queued.priority, enqueued.due_at, queued.domain)
+        due_lane = DueLane(
+            *(queued.lane, queued.priority, enqueued.due_at, queued.domain, queued.owner)
+        )
         hints = {"wake": Wake(), "due": Due((due_lane,)), "look": Due(()), "sweep": SweepNow()}
         claims.box.send_nowait(hints[hint])
         await claims.get(1)
@@ -278,7 +280,7 @@ async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool):
         claims.box.send_nowait(Credit(8))
         await claims.rest()
         early = send_at - timedelta(seconds=0.3)
-        claims.box.send_nowait(Due((DueLane(queued.lane, 1, early, queued.domain),)))
+        claims.box.send_nowait(Due((DueLane(queued.lane, 1, early, queued.domain, queued.owner),)))
         await claims.get(1)
 
 
@@ -295,7 +297,7 @@ async def test_the_sweep_finds_what_nobody_announced(pool, virtual):
 async def test_what_was_queued_here_is_announced_to_other_nodes(pool, priority, virtual):
     """Many messages are one notification, soon afterwards; one of high mail says so."""
     heard = []
-    due_lane = DueLane(1, priority, datetime.now(UTC), "a.example")
+    due_lane = DueLane(1, priority, datetime.now(UTC), "a.example", ADMINISTRATOR_ID)
     async with await connect(pool.dsn) as conn:
         await conn.execute("LISTEN relay_outbound")
         async with claiming(pool) as claims:
@@ -317,7 +319,7 @@ async def test_normal_mail_is_not_announced_as_the_high_mail_of_another_node(poo
         await anext(heard)  # LISTEN is in effect
         async with claiming(pool) as claims:
             claims.box.send_nowait(Wake(reason="high"))
-            due_lane = DueLane(1, 1, datetime.now(UTC), "a.example")
+            due_lane = DueLane(1, 1, datetime.now(UTC), "a.example", ADMINISTRATOR_ID)
             claims.box.send_nowait(Due((due_lane,), announce=True))
             await claims.rest(virtual)
             assert await anext(heard) == Notification("relay_outbound", "")
@@ -368,7 +370,7 @@ async def test_what_falls_due_while_the_claimer_looks_is_a_reason(pool, what):
         opens_at = trio.current_time() + 0.6
         if what == "gate":
             gate.opens_at = opens_at
-        claims.box.send_nowait(Due((DueLane(later.lane, 1, send_at, later.domain),)))
+        claims.box.send_nowait(Due((DueLane(later.lane, 1, send_at, later.domain, later.owner),)))
         with trio.fail_after(5):
             await claims.get(2 if what == "gate" else 1)
 

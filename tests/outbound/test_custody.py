@@ -15,7 +15,7 @@ from relay.outbound.claimed import Claimed
 from relay.outbound.custody import Custody
 from relay.outbound.gates import Gate
 from relay.outbound.jobs import FRESH, Job
-from relay.outbound.lanes import DueLane, lane_of
+from relay.outbound.lanes import DueLane, Held, lane_of
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.settled import Settled
 from relay.outbound.settler import Settler, ours
@@ -103,14 +103,14 @@ def test_each_message_that_came_leaves_its_lane_once(house: House):
     came = [another(domain="a.example") for _ in range(5)] + [another(domain="b.example")]
     jobs = [house.take(message) for message in came]
     a, b = came[0].lane, came[-1].lane
-    assert dict(custody.held()) == {a: 5, b: 1}
+    assert Held(custody.held()).lanes == {a: 5, b: 1}
     assert custody.take_left() == ()
     custody.settle(jobs[0], DELIVERED, 1.0, 2.0)
     custody.give_back(jobs[1], 2.0)
     custody.give_back(jobs[1], 2.0)
     custody.drop(jobs[2], 2.0)
     custody.settle(jobs[5], DEFERRED, 1.0, 2.0)
-    assert dict(custody.held()) == {a: 2}  # which takes nothing from those that have left
+    assert Held(custody.held()).lanes == {a: 2}  # which takes nothing from those that have left
     assert dict(custody.take_left()) == {a: 3, b: 1}
     assert custody.take_left() == ()
     assert custody.take(came[0], 2 * LEASE, LEASE) is None  # its report has the new lease
@@ -119,7 +119,7 @@ def test_each_message_that_came_leaves_its_lane_once(house: House):
     house.take(came[4], LEASE)  # begun anew; the one before was broken off
     custody.drop(jobs[4], LEASE)
     assert dict(custody.take_left()) == {a: 3}
-    assert dict(custody.held()) == {a: 2}
+    assert Held(custody.held()).lanes == {a: 2}
 
 
 def test_what_is_given_back_or_deferred_is_due_again_by_the_databases_clock(house: House):
@@ -134,7 +134,7 @@ def test_what_is_given_back_or_deferred_is_due_again_by_the_databases_clock(hous
     assert 48.0 <= delays[1] <= 72.0
     lane = lane_of(ADMINISTRATOR_ID, "y.example")
     instants = [AT + timedelta(seconds=4.0 + delay) for delay in delays[:2]]
-    due = [DueLane(lane, 1, at, "y.example") for at in instants]
+    due = [DueLane(lane, 1, at, "y.example", ADMINISTRATOR_ID) for at in instants]
     assert house.listener.heard == due
 
 

@@ -33,10 +33,11 @@ class Claimer:
 
 
 def test_a_sender_at_rest_wants_what_it_can_deliver_and_keeps_half_as_much_for_high():
-    """Thirty-two of anything, sixteen of lanes of which little is in hand, sixteen of high."""
+    """Thirty-two of anything, sixteen of lanes of which little is in hand, eight of such owners,
+    sixteen of high."""
     claimer = Claimer(Demand(32))
     assert claimer.kept == 16
-    assert claimer.claim(10**6) == 32 + 16
+    assert claimer.claim(10**6) == 32 + 16 + 8
     assert claimer.claim(10**6) == 0
     assert claimer.claim(10**6, high=True) == 16
 
@@ -47,7 +48,7 @@ def test_what_is_delivered_lately_is_wanted_ahead():
     demand.note(200, 0.1)
     claimer = Claimer(demand)
     assert claimer.kept == 83
-    assert claimer.claim(10**6) == 332 + 83
+    assert claimer.claim(10**6) == 332 + 83 + 42
 
 
 def test_little_is_not_worth_a_letter():
@@ -99,7 +100,7 @@ def test_other_mail_than_high_has_room_where_nothing_ends():
     """Thirty hang; what a few codes have used of the room is given again, as nothing else ends."""
     demand = Demand(32)
     granted = demand.grant(30, fresh=True)
-    assert granted == (34, 16)
+    assert granted == (42, 16)
     demand.claimed(3)
     assert demand.grant(30) is None
     assert demand.grant(30, still=True) == (3, 16)

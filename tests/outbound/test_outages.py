@@ -22,7 +22,7 @@ from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import Gates
 from relay.outbound.jobs import Job
-from relay.outbound.lanes import DueLane, LaneBook, lane_of
+from relay.outbound.lanes import DueLane, Held, LaneBook, lane_of
 from relay.outbound.mx.direct import SITE_WIDTH
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
@@ -262,14 +262,14 @@ class Claiming(World):
         self.demand = Demand(PLACES)
         self.book = LaneBook()
         self.lanes: dict[int, deque[Mail]] = {}
-        self.held = Counter[int]()
+        self.held = Held()
         self.room = self.kept = 0
         self._aside = 0
         self.hear(fresh=True)
 
     def hear(self, *, fresh: bool = False, still: bool = False) -> None:
         """Listen to what the sender says, and claim."""
-        in_the_way = self.held.total() - self.dispatch.aside
+        in_the_way = sum(self.held.owners.values()) - self.dispatch.aside
         said = self.demand.grant(in_the_way, fresh=fresh, still=still)
         if said is not None:
             self.room += said.room
@@ -284,7 +284,7 @@ class Claiming(World):
                 waiting = self.lanes[ask.lane]
                 count = min(ask.limit, len(waiting))
                 found[ask.lane, ask.priority] = count, at
-                held[ask.lane] += count
+                held.came(ask.lane, ask.owner, count)
                 self.room -= count
                 self.demand.claimed(count)
                 for _ in range(count):
@@ -292,7 +292,7 @@ class Claiming(World):
             book.took(plan, found)
 
     def _give_back(self, job: Job, now: float, delay: float) -> None:
-        self.held[job.message.lane] -= 1
+        self.held.left(job.message.lane, 1)
         super()._give_back(job, now, delay)
 
     def _allowance(self, lane: int, _domain: str) -> int | None:
@@ -306,7 +306,7 @@ class Claiming(World):
     def _due(self, mail: Mail) -> None:
         lane = lane_of(OWNER, mail.domain)
         self.lanes.setdefault(lane, deque()).append(mail)
-        self.book.wake(DueLane(lane, 1, T0 + timedelta(seconds=self.now), mail.domain))
+        self.book.wake(DueLane(lane, 1, T0 + timedelta(seconds=self.now), mail.domain, OWNER))
         self.hear()
 
     def _end(
@@ -318,7 +318,7 @@ class Claiming(World):
         began_at: float,
     ) -> None:
         super()._end(place, line, job, outcome, began_at)
-        self.held[lane_of(OWNER, job.domain)] -= 1
+        self.held.left(lane_of(OWNER, job.domain), 1)
         self.hear()
 
 
@@ -333,7 +333,7 @@ def test_a_burst_to_a_domain_that_stalls_leaves_room_for_all_others():
         for _ in range(burst):
             world.queue(DEAD, 10.0)
         world.run(90.0)
-        assert world.held[lane_of(OWNER, DEAD)] == min(burst, SITE_WIDTH)
+        assert world.held.lanes.get(lane_of(OWNER, DEAD), 0) == min(burst, SITE_WIDTH)
         return latencies(world)
 
     assert beside(1000) == pytest.approx(beside(0), abs=1e-9)

@@ -598,7 +598,9 @@ async def test_a_plan_made_while_the_queue_is_empty_still_uses_the_index(any_poo
     await pool.execute("VACUUM ANALYZE relay.outbound_due")  # now it is known to be empty
     for _ in range(12):
         await node.queue.survey()
-        await node.queue.claim([Ask(1, 1, datetime(2026, 1, 1, tzinfo=UTC), 100, "x.example")])
+        await node.queue.claim(
+            [Ask(1, 1, datetime(2026, 1, 1, tzinfo=UTC), 100, "x.example", ADMINISTRATOR_ID)]
+        )
         await node.queue.finalise([Settled(uuid4(), 1, Cause.DELIVERED)])
     await put(any_pool, *(f"u{n}@x.example" for n in range(2000)))
     before = await reads(any_pool)
