@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -219,6 +219,7 @@ async def run(
                 helping.start_soon(sender.keep)
                 helping.start_soon(sender.tidy)
                 helping.start_soon(sender.heed_pauses)
+                helping.start_soon(sender.give_up)
                 helping.start_soon(sender.keep_shaping, hub)
                 if signer is not None:
                     helping.start_soon(signer.follow, hub)
@@ -263,6 +264,9 @@ class _Sender:
         self._recording = trio.CancelScope(shield=True)
         self._said: list[Credit | Due] = []
         self._to_say = trio.lowlevel.ParkingLot()
+        self._lanes_out_of_reach: dict[str, set[int]] = {}  # by what was met
+        self._to_give_up = trio.lowlevel.ParkingLot()
+        self._lifetime = settings.mx_lifetime
         self._rests = False  # nothing has come for a tick
         self._come = trio.lowlevel.ParkingLot()  # of `keep`, while there is nothing to deliver
         self._first_ticks = 0
@@ -312,6 +316,7 @@ class _Sender:
             traffic,
             lambda job, outcome: settler.words(job.message, outcome, limit=_WORDS),
             self._shaping,
+            self._out_of_reach,
         )
         self.workers = Workers(
             queue,
@@ -426,6 +431,27 @@ class _Sender:
     async def keep_shaping(self, hub: Hub) -> None:
         """Keep what receivers have asked for as all nodes know it."""
         await self._shaping.run(hub, self._gatekeeper)
+
+    def _out_of_reach(self, lanes: Collection[int], why: str) -> None:
+        self._lanes_out_of_reach.setdefault(why, set()).update(lanes)
+        self._to_give_up.unpark()
+
+    async def give_up(self) -> None:
+        """Give up what is too old in lanes that nobody takes mail of.
+
+        An outage of the database loses that: the next attempt says it again.
+        """
+        while True:
+            while not self._lanes_out_of_reach:
+                await self._to_give_up.park()
+            why, lanes = self._lanes_out_of_reach.popitem()
+            try:
+                given_up = await self._queue.give_up(lanes, self._lifetime, why)
+            except DatabaseUnavailable as error:
+                log.debug("sender.gave_nothing_up", reason=str(error))
+                continue
+            if given_up:
+                log.warning("outbound.given_up", messages=given_up, reason=why)
 
     async def heed_pauses(self) -> None:
         """Take all room back when paused, and grant it anew when resumed."""

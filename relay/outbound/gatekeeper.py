@@ -21,6 +21,9 @@ Promises
   where all of those hang, what waits for it is given back, until it answers.
 - Of a site that is slow, no more is claimed than its connections take soon; and for all of these
   together no more than half as much waits as there are places.
+- Where a site, or the DNS about a domain, has not answered for an hour (of 60 units) and fails once
+  more, that is said of all lanes that wait for it: what is too old of them is given up
+  (`Queue.give_up`), for nobody could be asked about each.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -61,12 +64,18 @@ _GREYLISTED = re.compile(r"gr[ea]y-?list", re.IGNORECASE)
 _SUSPENDED_WAIT = 5.0  # s
 _WAIT_FOR_LATE = 1  # messages to one domain
 
+_NO_DNS = "dns: no answer"
+
 LOOKING_UP = ("mx", "dns")
 """Instead of a route, in the gates before domains whose servers are looked up."""
 
 
 GiveBack = Callable[[Job, float, float], None]
 """Let go of a job that was not begun: the job, the instant, and the seconds to wait."""
+
+
+OutOfReach = Callable[[Collection[int], str], None]
+"""Told of lanes whose mail nobody has taken for long, and what the last trouble was."""
 
 
 Words = Callable[[Job, Outcome], str]
@@ -97,8 +106,10 @@ class Gatekeeper:
         traffic: Traffic | None = None,
         words: Words = lambda _job, outcome: str(outcome.code),
         notes: Notes | None = None,
+        out_of_reach: OutOfReach = lambda _lanes, _why: None,
     ) -> None:
         """`traffic`: what receivers have asked for, None: nobody is asked."""
+        self._out_of_reach = out_of_reach
         self._gates = gates
         self._dispatch = dispatch
         self._give_back = give_back
@@ -265,6 +276,10 @@ class Gatekeeper:
         if opening:
             self._dispatch.troubled(line)
         self._take_back(gate, line, now, domain)
+        if plain and line.is_site and gate.long_shut(now):
+            claims = self._gates.find(GateKey.for_claims(line.key)) if opening else None
+            lanes = {job.message.own_lane, *self._gates.behind((gate, claims))}
+            self._out_of_reach(lanes, why)
 
     # What receivers ask for -----------------------------------------------------------------------
 
@@ -400,12 +415,14 @@ class Gatekeeper:
         if gate is not None:
             gate.open()
 
-    def not_found(self, domain: str, lanes: Iterable[int], now: float) -> None:
+    def not_found(self, domain: str, lanes: Collection[int], now: float) -> None:
         """The DNS cannot say where a domain's mail goes: its lanes wait."""
         gate = self._gates.make(GateKey(LOOKING_UP, domain))
         for lane in lanes:
             self._gates.before(lane, gate)
-        if gate.bad(now, plain=True, why="dns: no answer"):
+        if gate.bad(now, plain=True, why=_NO_DNS):
+            if gate.long_shut(now):
+                self._out_of_reach({*lanes, *self._gates.behind((gate,))}, _NO_DNS)
             _STRIKES.labels("destination").inc()
             seconds = round(gate.opens_at - now, 3)
             log.warning("outbound.paused", what="destination", seconds=seconds, phase="dns")

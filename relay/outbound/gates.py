@@ -33,11 +33,11 @@ has not met it yet pays one delivery to know.  Pure; the clock and the random so
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
+from relay.outbound.backoff import LONGEST_DELAY, LONGEST_PAUSE, MOMENT, pause
 
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
@@ -94,6 +94,7 @@ class Gate:
         "busy",
         "opens_at",
         "strikes",
+        "struck_at",
         "suspended_until",
         "trouble_until",
         "why",
@@ -112,6 +113,8 @@ class Gate:
         """Deliveries that were let through and have not ended."""
         self.strikes = 0
         """Strikes in a row."""
+        self.struck_at = -float("inf")
+        """The instant of the first of them."""
         self.opens_at = -float("inf")
         self.suspended_until = -float("inf")
         self.trouble_until = -float("inf")
@@ -133,6 +136,10 @@ class Gate:
         if now < self.opens_at:
             return 0
         return max(int(self.window) - self.busy, 0)
+
+    def long_shut(self, now: float) -> bool:
+        """Whether nothing has gone well for as long as a message waits for its next attempt."""
+        return self.strikes > 0 and now >= self.struck_at + LONGEST_DELAY * self._unit
 
     def wait(self, now: float) -> float:
         """Seconds after which it is worth asking again, for one that found no room."""
@@ -187,6 +194,8 @@ class Gate:
             self.window = max(self.window, 1.0)
             return False
         self.window = 1.0
+        if not self.strikes:
+            self.struck_at = now
         self.strikes += 1
         self.opens_at = now + pause(self.strikes, self._unit, self._rng)
         self.trouble_until = self.opens_at
@@ -279,6 +288,10 @@ class Gates:
     def before(self, lane: int, gate: Gate) -> None:
         """Note that mail of this lane met this gate last."""
         self._lanes[lane] = gate
+
+    def behind(self, gates: Collection[Gate | None]) -> list[int]:
+        """The lanes whose mail met one of these gates last."""
+        return [lane for lane, gate in self._lanes.items() if gate in gates]
 
     def nothing_before(self, lane: int) -> None:
         """Note that mail of this lane met no gate: what it had met is not on its way any more."""

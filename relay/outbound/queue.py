@@ -38,7 +38,7 @@ Why SQL functions for claim and finalise: see migration 0002 (plans made while t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -198,6 +198,23 @@ class Queue:
             cancelled += len(rows)
             if len(rows) < _EXPIRED_AT_ONCE:
                 return cancelled
+
+    async def give_up(self, lanes: Collection[int], lifetime: float, why: str) -> int:
+        """Give up what has waited in these lanes for `lifetime` seconds, and goes directly.
+
+        For lanes of which an attempt has just shown that nobody takes their mail, and has not for
+        long; `why`: what it met.  Nothing while the queue is paused, and nothing that is held, or
+        leased by anybody.  Returns how many messages there were.
+        """
+        given_up = 0
+        while True:
+            rows = await self._pool.fetch(
+                "SELECT relay.outbound_give_up(%s, %s, %s, %s, %s)",
+                (list(lanes), lifetime, self.direct, why, _EXPIRED_AT_ONCE),
+            )
+            given_up += len(rows)
+            if len(rows) < _EXPIRED_AT_ONCE:
+                return given_up
 
     def disown(self, batch: Batch) -> None:
         """Say that nobody will deliver a batch: `recover` gives it back."""

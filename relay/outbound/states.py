@@ -7,6 +7,7 @@ each of them to a message in PostgreSQL):
     ----------  --------------------------------------  ----------
     queued      CLAIMED                                 processing
                 CANCELLED, EXPIRED                      cancelled
+                EXHAUSTED                               failed
                 HELD, QUARANTINED                       held
                 RETRIED, FLUSHED                        queued
     processing  DELIVERED                               sent
@@ -90,6 +91,7 @@ TRANSITIONS: dict[tuple[State, Cause], State] = {
     (State.QUEUED, Cause.CLAIMED): State.PROCESSING,
     (State.QUEUED, Cause.CANCELLED): State.CANCELLED,
     (State.QUEUED, Cause.EXPIRED): State.CANCELLED,
+    (State.QUEUED, Cause.EXHAUSTED): State.FAILED,  # too old, and nobody takes its domain's mail
     (State.QUEUED, Cause.HELD): State.HELD,
     (State.QUEUED, Cause.QUARANTINED): State.HELD,
     (State.QUEUED, Cause.RETRIED): State.QUEUED,  # where it was deferred; not before its send_at

@@ -398,6 +398,48 @@ def test_what_cannot_begin_is_turned_away_until_it_could():
     assert allowed == {0: 55, 1: 1}
 
 
+def test_who_has_not_answered_for_an_hour_is_said_to_be_out_of_reach():
+    """With the lanes of all that wait for it, at each strike from then on; and not once it has
+    answered meanwhile, nor for a route that leads to an upstream."""
+    house = House()
+    told: list[tuple[set[int], str]] = []
+    house.gatekeeper = Gatekeeper(
+        *(house.gates, house.dispatch, house._give_back),
+        out_of_reach=lambda lanes, why: told.append((set(lanes), why)),
+    )
+    key = SiteKey("mx", "mx:y.example", ((0, "y.example"),), ())
+    upstream, house.line = house.line, house.dispatch.add(key, None, width=2, is_site=True)
+    trouble = (Verdict.DEFERRED, Phase.CONNECT)
+    waiting = house.job("z.example", owner=ALICE)
+    house.ends(house.job(), *trouble, now=0.0)
+    assert not house.gatekeeper.lets(house.line, waiting, 0.1)
+    house.ends(house.job(), *trouble, now=3599.0)
+    assert told == []
+    house.ends(house.job(), *trouble, now=7000.0)
+    lanes = {house.job().message.lane, waiting.message.lane}
+    assert told == [(lanes, "connect: no answer")]
+    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, now=8000.0, code=451)
+    house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, now=8001.0, code=250)
+    house.ends(house.job(), *trouble, now=8100.0)
+    house.line = upstream
+    for now in (0.0, 7000.0, 9000.0):
+        house.ends(house.job(), *trouble, now=now)
+    assert len(told) == 1
+
+
+def test_a_domain_the_dns_says_nothing_of_for_an_hour_is_out_of_reach():
+    """So is its mail."""
+    told: list[tuple[set[int], str]] = []
+    house = House()
+    house.gatekeeper = Gatekeeper(
+        *(house.gates, house.dispatch, house._give_back),
+        out_of_reach=lambda lanes, why: told.append((set(lanes), why)),
+    )
+    for now in (0.0, 3000.0, 7000.0):
+        house.gatekeeper.not_found("y.example", [7], now)
+    assert told == [({7}, "dns: no answer")]
+
+
 def test_one_message_waits_for_a_domain_whose_look_up_is_late():
     """The others go back, and are not claimed before the DNS has answered."""
     house = House()

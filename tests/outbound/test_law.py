@@ -82,6 +82,12 @@ async def expired(case: Case) -> None:
     assert await case.node.queue.expire() == 1
 
 
+async def given_up(case: Case) -> None:
+    (lane,) = [each.lane for each in (await case.node.queue.survey())[0]]
+    case.node.queue.direct = True
+    assert await case.node.queue.give_up([lane], 0.0, "connect: no answer") == 1
+
+
 async def flushed(case: Case) -> None:
     assert await case.admin.flush() == 1
 
@@ -107,6 +113,7 @@ Act = Callable[[Case], Awaitable[object]]
 ACTS: dict[tuple[State, Cause], Act] = {
     (State.QUEUED, Cause.CLAIMED): claimed,
     (State.QUEUED, Cause.EXPIRED): expired,
+    (State.QUEUED, Cause.EXHAUSTED): given_up,
     (State.QUEUED, Cause.QUARANTINED): quarantined,
     (State.QUEUED, Cause.FLUSHED): flushed,
     (State.PROCESSING, Cause.LEASE_LOST): lost,

@@ -591,6 +591,36 @@ async def reads(pool: Pool) -> tuple[int, int]:
     return row[0], row[1]
 
 
+async def test_what_is_too_old_is_given_up_where_nobody_takes_it(any_pool: Pool):
+    """As if a last attempt had failed; what is younger, leased or held, or in another lane, stays,
+    and all of it while the queue is paused."""
+    node = Node(any_pool, direct=True)
+    old, new, held, away = await put(any_pool, *(f"{n}@y.example" for n in ("a", "b", "c", "d")))
+    (other,) = await put(any_pool, "a@z.example")
+    admin = QueueAdmin(any_pool)
+    await admin.hold(held.id)
+    aged = "UPDATE relay.outbound_due SET run_at = run_at - interval '5 d' WHERE id = ANY (%s)"
+    await any_pool.execute(aged, ([away.id],))
+    (leased,) = await node.claim(1)
+    assert leased.id == away.id
+    await any_pool.execute(aged, ([old.id, other.id],))
+    await admin.pause()
+    assert await node.queue.give_up([old.lane], 5 * 86400.0, "connect: no answer") == 0
+    await admin.resume()
+    by_upstream = Node(any_pool).queue
+    assert await by_upstream.give_up([old.lane], 5 * 86400.0, "connect: no answer") == 0
+    assert await node.queue.give_up([old.lane], 5 * 86400.0, "connect: no answer") == 1
+    assert [await status(any_pool, each.id) for each in (old, new, held, away, other)] == [
+        *("failed", "queued", "held", "processing", "queued")
+    ]
+    entry = await any_pool.fetch_row(
+        "SELECT attempt, phase, enhanced, error FROM relay.outbound_log WHERE id = %s", (old.id,)
+    )
+    why = "too old, and nobody takes mail for its domain; connect: no answer"
+    assert entry == (0, "connect", "4.4.7", why)
+    assert await node.finish([leased]) == {away.id}
+
+
 async def test_a_plan_made_while_the_queue_is_empty_still_uses_the_index(any_pool: Pool):
     """Statements that were prepared on an empty table probe a full one once a row."""
     pool = Pool(any_pool.dsn, size=1)

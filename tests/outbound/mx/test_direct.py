@@ -285,6 +285,17 @@ async def test_what_is_away_for_longer_than_the_lifetime_has_failed_then(pool):
             assert begun[-2][0] < due + lifetime <= ended
 
 
+async def test_what_waits_for_who_never_answers_ends_with_one_that_fails(pool):
+    """Each message once it is too old, and few by an attempt of their own."""
+    zone, scripts = mx("shop.example", "2"), {"2": hangs_up}
+    async with world(pool, zone, scripts, retry_unit=0.002, mx_lifetime=1.0) as w:
+        sent = await put(pool, *(f"a{number}@shop.example" for number in range(100)))
+        w.outbound.wake()
+        rows = [await w.outbound.becomes(one.id, "failed") for one in sent]
+    given_up = [row for row in rows if row[3].startswith("too old, and nobody takes mail")]
+    assert len(given_up) > 50
+
+
 async def test_an_attempt_tries_so_many_exchangers_and_no_more(pool):
     """A list of servers that are all away costs a bounded number of connections."""
     numbers = [str(n) for n in range(2, 2 + MOST_TRIED + 2)]
