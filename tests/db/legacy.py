@@ -623,6 +623,31 @@ HERITAGE = (
         """,
         ([True, None],),
     ),
+    Heritage(
+        46,
+        "SELECT",
+        """
+        SELECT bool_and(s.owner = l.owner)
+        FROM relay.outbound_survey() s
+        JOIN relay.outbound_due d ON d.lane = s.lane AND d.priority = s.priority
+        JOIN relay.outbound_letters l ON l.id = d.id
+        """,
+        (True,),
+    ),
+    Heritage(
+        47,
+        """
+        SELECT relay.send('old@example.org', 'a@old.example', 'Old', 'text');
+        UPDATE relay.outbound_due SET run_at = now() - interval '6 d'
+        WHERE id = (SELECT id FROM relay.outbound_messages WHERE subject = 'Old');
+        SELECT relay.outbound_give_up(ARRAY[d.lane], 432000, true, 'connect: no answer', 10)
+        FROM relay.outbound_due d
+        JOIN relay.outbound_messages m ON m.id = d.id
+        WHERE m.subject = 'Old'
+        """,
+        "SELECT status FROM relay.outbound_messages WHERE subject = 'Old'",
+        ("failed",),
+    ),
 )
 
 
