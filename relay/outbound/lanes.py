@@ -185,10 +185,10 @@ class _Room:
         held = self._held.owners.get(owner, 0) + self._asked_of.get(owner, 0)
         return most_for(self.free, spare_of_owners(self._spare), held)
 
-    def most(self, owner: UUID, lane: int) -> int:
-        """How many more of an owner's lane there may be."""
+    def most(self, lane: int, of_owner: int) -> int:
+        """How many more of a lane there may be, of whose owner there may be so many (`most_of`)."""
         held = self._held.lanes.get(lane, 0) + self._asked.get(lane, 0)
-        return most_for(self.most_of(owner), self._spare, held)
+        return most_for(of_owner, self._spare, held)
 
     def leave_to_lower(self, unused: int) -> int:
         """How many the lower priorities may have of so many that high priority has not used.
@@ -452,10 +452,11 @@ class LaneBook:
         """Which lanes may be asked for, by owner in turn: of each owner one, then another."""
 
         def lanes_of(key: UUID, owner: _Owner) -> Iterator[tuple[UUID, _May]]:
-            if not room.most_of(key):
+            of_owner = room.most_of(key)
+            if not of_owner:
                 return
             for entry in owner.lanes.values():
-                if entry.floor <= at and room.most(key, entry.lane):
+                if entry.floor <= at and room.most(entry.lane, of_owner):
                     allowed = allowance(entry.lane, entry.domain) if allowance else None
                     if allowed is None or allowed > 0:
                         yield key, (entry, allowed)
@@ -512,7 +513,8 @@ class LaneBook:
         `part` is the owner's quantum; `limits`: what each lane has of this claim.
         """
         quantum = -(-part // len(lanes))
-        left = min(most, room.most_of(key))
+        of_owner = room.most_of(key)
+        left = min(most, of_owner)
         taken = 0
         progress = True
         while left and progress:
@@ -522,14 +524,16 @@ class LaneBook:
                     break
                 if not entry.deficit:
                     entry.deficit = quantum
-                given = min(entry.deficit, left, room.most(key, entry.lane))
+                given = min(entry.deficit, left, room.most(entry.lane, of_owner))
                 if allowed is not None:
                     given = min(given, allowed - limits[entry.lane])
-                room.take(key, entry.lane, given)
-                limits[entry.lane] += given
-                taken += given
-                left = min(left - given, room.most_of(key))
-                progress = progress or given > 0
+                if given:
+                    room.take(key, entry.lane, given)
+                    limits[entry.lane] += given
+                    taken += given
+                    of_owner = room.most_of(key)
+                    left = min(left - given, of_owner)
+                    progress = True
                 entry.deficit -= given
                 if left or not entry.deficit:
                     entry.deficit = 0
