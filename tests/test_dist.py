@@ -180,7 +180,7 @@ def look_at_examples(python: str, folder: Path) -> None:
 
 
 @pytest.mark.soak  # pip installs pytest for each
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_path: Path) -> None:
     """Of those that its wheel names, the client's own tests pass with the wheel, but for those that
     need a relay to be installed beside it; this one and each of pyenv's are among them.  (What is

@@ -126,7 +126,8 @@ class CapturedQuery(Query):
     """Whose mail is meant, beside what went to the mailbox's name at another domain."""
 
     login: Annotated[
-        str | None, Field(max_length=1000, description="as whom its sender had signed in")
+        Annotated[Text, StringConstraints(max_length=1000)] | None,
+        Field(description="as whom its sender had signed in"),
     ] = None
 
 
