@@ -134,7 +134,7 @@ async def test_a_pause_of_many_leases_holds_and_loses_nothing(
             outbound.supervisor.pause("sender")
             await at_rest(clocked)
             await put(clocked, *wanted, priority="high")
-            outbound.claimer.send_nowait(Credit(8, fresh=True))  # as if said before the pause
+            outbound.claimer.send_nowait(Credit(12, fresh=True))  # as if said before the pause
             outbound.wake()
             held = "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
             await eventually(
