@@ -12,6 +12,10 @@ import pytest
 
 CLIENTS = Path(__file__).parents[2] / "clients"
 
+PLUGIN = ("-p", "no:relay", "-p", "relay_client.pytest_plugin")
+"""Has pytest take the plug-in of the tree, once: one that is installed, or of which `pip install`
+has left a description there, has the name `relay`."""
+
 TIMEOUT = 400
 """Seconds that a test has for it."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,25 +61,23 @@ def test_it_passes_its_own_tests() -> None:
     own_suite.passes("python")
 
 
-@pytest.mark.clients
-def test_django_and_flask_send_as_its_readme_says(relay: RelayProcess, tmp_path: Path) -> None:
-    """The README's fixtures as they stand there, and the examples, with both frameworks."""
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """An interpreter that has the frameworks, and the plug-in that writes a report in HTML."""
     try:
-        python = environment(HERE / "frameworks") / "bin" / "python"
+        return environment(HERE / "frameworks") / "bin" / "python"
     except Missing as missing:
         pytest.skip(str(missing))
-    suite = tmp_path / "suite"
-    shutil.copytree(PROJECT / "examples", suite, ignore=shutil.ignore_patterns("__pycache__"))
-    _, _, marked = (PROJECT / "README.md").read_text().partition("<!-- frameworks -->\n```python\n")
-    shown, ended, _ = marked.partition("```\n")
-    assert ended
-    (suite / "test_readme.py").write_text(BEFORE + shown + AFTER)
+
+
+def suite_of(python: Path, folder: Path, relay: RelayProcess, *more: str) -> tuple[int, str]:
+    """Run the tests of a folder, with warnings as errors; the exit code, and what was said."""
     done = subprocess.run(
         [
             *(python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-p", "relay_client.pytest_plugin"),
+            *(*own_suite.PLUGIN, *more),
         ],
-        cwd=suite,
+        cwd=folder,
         env={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(PROJECT / "src"),
@@ -89,8 +89,44 @@ def test_django_and_flask_send_as_its_readme_says(relay: RelayProcess, tmp_path:
         timeout=90,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.clients
+def test_django_and_flask_send_as_its_readme_says(
+    relay: RelayProcess, python: Path, tmp_path: Path
+) -> None:
+    """The README's fixtures as they stand there, and the examples, with both frameworks."""
+    suite = tmp_path / "suite"
+    shutil.copytree(PROJECT / "examples", suite, ignore=shutil.ignore_patterns("__pycache__"))
+    _, _, marked = (PROJECT / "README.md").read_text().partition("<!-- frameworks -->\n```python\n")
+    shown, ended, _ = marked.partition("```\n")
+    assert ended
+    (suite / "test_readme.py").write_text(BEFORE + shown + AFTER)
+    status, said = suite_of(python, suite, relay)
+    assert status == 0, said
+    assert "5 passed" in said
+
+
+FAILS = """\
+def test_another_code(relay, inbox):
+    words = "Your code is <482913>."
+    relay.send(from_="shop@shop.example", to=inbox.address, subject="Welcome", text=words)
+    assert inbox.wait(subject="Welcome").code == "another"
+"""
+
+
+@pytest.mark.clients
+def test_the_html_report_of_a_failed_test_has_its_mail(
+    relay: RelayProcess, python: Path, tmp_path: Path
+) -> None:
+    """The text of what came, which the report shows beside the test."""
+    (tmp_path / "test_fails.py").write_text(FAILS)
+    status, said = suite_of(python, tmp_path, relay, "--html=report.html", "--self-contained-html")
+    assert status == 1, said
+    report = (tmp_path / "report.html").read_text()
+    texts = re.findall(r"data:text/plain;charset=utf-8;base64,([A-Za-z0-9+/=]+)", report)
+    assert any(b"Your code is <482913>." in base64.b64decode(text) for text in texts)
 
 
 @pytest.mark.soak  # a thousand tests, eight at a time
