@@ -79,10 +79,13 @@ export interface RepeatableRequest extends ApiRequest {
 export class Exchange {
   readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
+  readonly #patience: () => number | undefined;
   #closed = false;
 
-  constructor(options: RelayOptions) {
+  /** `patience` says for how long a call may take that has no deadline of its own, if not forever. */
+  constructor(options: RelayOptions, patience: () => number | undefined = () => undefined) {
     this.#caller = new Caller(target(options));
+    this.#patience = patience;
   }
 
   /** Where the relay is, without a slash at its end. */
@@ -107,15 +110,17 @@ export class Exchange {
 
   /**
    * Make a call until it is answered; return the answer if it is a good one.  No try outlasts the
-   * deadline, but for one that may keep its answer back; without one a call is repeated for
-   * `RETRY_TIMEOUT`.  What differs from try to try is made anew for each.
+   * deadline, but for one that may keep its answer back; without one, and without impatience, a call
+   * is repeated for `RETRY_TIMEOUT`.  What differs from try to try is made anew for each.
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),
     deadline?: number,
   ): Promise<Answer> {
     const began = performance.now();
-    const last = deadline ?? began + RETRY_TIMEOUT;
+    const patience = this.#patience();
+    const limit = deadline ?? (patience === undefined ? undefined : began + patience);
+    const last = limit ?? began + RETRY_TIMEOUT;
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LAST_PAUSE)) {
       const one = typeof request === "function" ? request() : request;
       const idempotent = one.idempotent ?? true;
@@ -123,7 +128,7 @@ export class Exchange {
       let repeats: boolean;
       let rest = pause;
       try {
-        const answer = await this.#once(one, deadline);
+        const answer = await this.#once(one, limit);
         if (answer.fault !== undefined) throw noRelay(answer);
         return answer;
       } catch (error) {

@@ -10,7 +10,8 @@
  * | `relay` | the client |
  * | `inboxOptions`, `relayOptions` | what these are made with: `base.extend({ ...fixtures, … })` |
  *
- * What came to the inbox of a test that failed is printed beside its failure.
+ * What came to the inbox of a test that failed is printed beside its failure.  A test that finds no
+ * relay, or waits in vain, says so before Vitest ends it, which says no more than that it took long.
  */
 
 import { test as base } from "vitest";
@@ -22,7 +23,7 @@ import {
   inboxOf,
   smtpServerOf,
 } from "./fixtures.js";
-import { type Inbox, Relay } from "./relay.js";
+import { type Inbox, PATIENCE, Relay } from "./relay.js";
 import { inALine } from "./text.js";
 import { TIMEOUT } from "./waiting.js";
 
@@ -42,15 +43,39 @@ export interface RelayFixtures {
 
 /** The part of a test's context that is used here. */
 interface Context {
-  task: { name: string; timeout?: number; result?: { state: string } | undefined };
+  task: {
+    name: string;
+    timeout?: number;
+    result?: { state: string; hooks?: { beforeEach?: string } } | undefined;
+  };
 }
 
 const ENDS = 5_000; // milliseconds after which Vitest ends a test; older ones do not say
 const MARGIN = 1_000; // for what else a test does
+const STEP = 10; // milliseconds, since an error says how long was waited
 
-/** For how long a test's inbox waits: its failure says what was waited for if that is less. */
-function patience({ timeout = ENDS }: Context["task"]): number {
-  return timeout > 0 ? Math.min(TIMEOUT, Math.max(timeout - MARGIN, timeout / 2)) : TIMEOUT;
+/**
+ * Says from now on how many milliseconds a test has for what it is about to ask: what is left of its
+ * time, but for a margin in which it can still say what was asked for.  As much as it pleases after
+ * its end, and where nothing ends it.  What a hook before it has used is not the test's.
+ */
+function patience(task: Context["task"]): () => number | undefined {
+  const whole = task.timeout ?? ENDS;
+  const isBefore = task.result?.hooks?.beforeEach === "run";
+  const began = performance.now();
+  return () => {
+    if (!(whole > 0 && whole < Infinity) || task.result?.state !== "run") return undefined;
+    const used = isBefore ? 0 : performance.now() - began;
+    const left = used < whole ? whole - used : whole; // or it would have been ended
+    return STEP * Math.floor(Math.max(left - MARGIN, left / 2) / STEP);
+  };
+}
+
+/** Have an inbox wait no longer than that, until it is told how long. */
+function hasten(inbox: Inbox, left: () => number | undefined): void {
+  const get = () => Math.min(TIMEOUT, left() ?? TIMEOUT);
+  const set = (value: number) => Object.defineProperty(inbox, "timeout", { value, writable: true });
+  Object.defineProperty(inbox, "timeout", { get, set, configurable: true, enumerable: true });
 }
 
 type Use<T> = (value: T) => Promise<void>;
@@ -61,10 +86,11 @@ export const fixtures = {
   inboxOptions: {} as RelayFixtures["inboxOptions"],
 
   relay: async (
-    { relayOptions }: { relayOptions: RelayOptions },
+    { relayOptions, task }: { relayOptions: RelayOptions } & Context,
     use: Use<Relay>,
   ): Promise<void> => {
     const relay = new Relay(relayOptions);
+    PATIENCE.set(relay, patience(task));
     await use(relay);
     await relay.close();
   },
@@ -73,8 +99,9 @@ export const fixtures = {
     { relay, inboxOptions, task }: Pick<RelayFixtures, "relay" | "inboxOptions"> & Context,
     use: Use<Inbox>,
   ): Promise<void> => {
+    const left = PATIENCE.get(relay) ?? patience(task);
     const inbox = await inboxOf(relay, inboxOptions, task.name);
-    inbox.timeout = patience(task);
+    hasten(inbox, left);
     await use(inbox);
     if (task.result?.state === "fail") {
       console.error(`Mail to ${inALine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);

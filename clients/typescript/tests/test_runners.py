@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,29 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
 });
 """
 _VITEST_IN_VAIN = """
+import { beforeEach, describe } from "vitest";
 import { test } from "relay-client/vitest";
 
-test("in vain", async ({ inbox }) => { await inbox.wait(); });
+const rests = (time) => new Promise((done) => setTimeout(done, time));
+test("in vain", { timeout: 3_000 }, async ({ inbox }) => { await inbox.wait(); });
+test("late", { timeout: 2_000 }, async ({ inbox }) => {
+  await rests(1_200);
+  await inbox.wait();
+});
+describe("after a hook", () => {
+  beforeEach(async ({ inbox }) => { if (inbox) await rests(1_500); });
+  test("patient", { timeout: 2_000 }, ({ inbox }) => { throw new Error(`has ${inbox.timeout}`); });
+  test("told", async ({ inbox }) => {
+    inbox.timeout = 50;
+    await inbox.wait();
+  });
+});
 """
 _VITEST_AWAY = """
 import { test as base } from "vitest";
 import { fixtures } from "relay-client/vitest";
 
-const away = base.extend({ ...fixtures, relayOptions: { url: "http://127.0.0.1:1" } });
+const away = base.extend({ ...fixtures, relayOptions: { url: process.env.AWAY } });
 away("first", async ({ inbox }) => { throw inbox; });
 away("second", async ({ inbox }) => { throw inbox; });
 away("third", async ({ smtpServer }) => { throw smtpServer; });
@@ -180,25 +195,33 @@ def test_vitest(run: Run, project: Path) -> None:
 
 
 def test_vitest_says_why_there_is_no_relay(run: Run, project: Path) -> None:
-    """By the variables, without frames, and waited for once; a vain wait, what it was for."""
+    """In its time: by the variables, without frames, and once; a vain wait, what it was for."""
     folder = project / "without"
     folder.mkdir()
     (folder / "away.test.ts").write_text(_VITEST_AWAY)
     (folder / "vain.test.ts").write_text(_VITEST_IN_VAIN)
-    done = run(
-        "node", project / "node_modules/vitest/vitest.mjs", "run", "--reporter=default",
-        "--reporter=json", "--outputFile=report.json", folder=folder, fails=True,
-    )  # fmt: skip
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen: who connects is refused
+        done = run(
+            "node", project / "node_modules/vitest/vitest.mjs", "run", "--reporter=default",
+            "--reporter=json", "--outputFile=report.json", folder=folder, fails=True,
+            AWAY=f"http://127.0.0.1:{nobody.getsockname()[1]}",
+        )  # fmt: skip
     report = json.loads((folder / "report.json").read_text())
     said = {
         one["title"]: one["failureMessages"][0]
         for file in report["testResults"]
         for one in file["assertionResults"]
     }
-    assert "waited 4 s for any mail; nothing came" in said["in vain"]
+    for name, least, most in (("in vain", 1.5, 2), ("late", 0.1, 0.4), ("told", 0.05, 0.05)):
+        waited = re.search(r"waited ([0-9.]+) s for any mail; nothing came", said[name])
+        assert waited is not None, said[name]
+        assert least <= float(waited[1]) <= most
+    assert said["patient"].startswith("Error: has 1000"), "its hook's time is not its own"
     assert said["first"].startswith("Unreachable: the relay does not answer"), said["first"]
     # The third would have asked something else.
     assert "/api/v1/mailboxes" in said["first"]
+    assert "ECONNREFUSED" in said["first"]
     assert said["first"] == said["second"] == said["third"]
     assert said["refused"].startswith("Refused: 401 unauthenticated: ")
     for name in ("first", "refused"):
