@@ -29,7 +29,9 @@ Promises
   others' questions may wait for its, the resolver's turns say (`relay.dns.turns`).
 - Mail of domains shares a connection where the records are the same, but with usage 2, where the
   domain's name may count.
-- While no server says anything of the root, what was proved last holds.
+- While no server says anything of the root, what was proved last holds; and as long as nothing was,
+  what calls itself signed is believed to be, of servers on this host: that one was silent when the
+  relay started lets no mail go where it may not.
 
 Fails with `PolicyUnavailable`, where no exchanger is left because of a failure of the DNS.
 """
@@ -142,29 +144,31 @@ class DanePolicies:
         self._results = results
         self._resolver = resolver
         self._port = port
-        self._on = False
+        self._on: bool | None = None  # nothing was said yet
         self._asked_again_at = 0.0
         self._turn = trio.Lock()
 
     async def is_on(self) -> bool:
-        """Whether the DNS can be believed; asked for when it is not known, once for all."""
+        """Whether the DNS is believed; asked for when it is not known, once for all."""
         if trio.current_time() >= self._asked_again_at:
             async with self._turn:
                 if trio.current_time() >= self._asked_again_at:
                     await self._prove()
-        return self._on
+        return self._on is not False
 
     async def _prove(self) -> None:
         proof = await self._resolver().proof()
         first = not self._asked_again_at
         self._asked_again_at = trio.current_time() + (PROVED if proof.validates else UNPROVED)
-        if proof.validates is None and self._on:
-            return  # nothing was said, and so nothing else
-        was, self._on = self._on, bool(proof.validates)
+        if proof.validates is None:  # nothing was said, and so nothing else
+            if first:
+                log.warning("outbound.dane_unproved", server=proof.server, reason=proof.why)
+            return
+        was, self._on = self._on, proof.validates
         _ON.set(self._on)
-        if self._on and (first or not was):
+        if self._on and not was:
             log.info("outbound.dane_on")
-        elif not self._on and (first or was):
+        elif not self._on and was is not False:
             log.warning("outbound.dane_off", server=proof.server, reason=proof.why)
 
     async def policy_for(

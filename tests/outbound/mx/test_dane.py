@@ -262,6 +262,23 @@ async def test_what_was_proved_is_proved_again(virtual: MockClock):
         assert await policies.is_on()
 
 
+async def test_a_resolver_that_is_silent_at_first_lets_no_mail_by(virtual: MockClock):
+    """A relay that starts while nothing is said of the root obeys what is signed, and one that is
+    known not to validate is not believed for being silent later."""
+    async with names(shop("mx.example", mx=[E31])) as server:
+        server.failing.add(("", "NS"))
+        policies = asking(server)
+        found = await policies.policy_for("shop.example", [Exchanger("mx.example", 0)])
+        assert found["mx.example"].security is Security.VERIFIED
+        server.failing.clear()
+        server.signed = ("example",)
+        virtual.jump(UNPROVED)
+        assert not await policies.is_on()
+        server.failing.add(("", "NS"))
+        virtual.jump(UNPROVED)
+        assert not await policies.is_on()
+
+
 # What follows -------------------------------------------------------------------------------------
 
 
