@@ -1,7 +1,11 @@
 """The DNS of a simulated world: a zone that is data, and a server that answers from it.
 
-It stands for the recursive server that the relays ask.  What it answers is true: that a name or a
-record is not there, too.  While peers misbehave it says nothing, or that it has failed (SERVFAIL).
+It stands for the recursive server that the relays ask, which validates.  What it answers is true:
+that a name or a record is not there, too, and what is signed.  While peers misbehave it says
+nothing, or that it has failed (SERVFAIL).
+
+Mail for the domains of `DANE` is secured: these and their exchangers are signed, and have TLSA
+records.  Others have the same exchangers, and no signature that says so.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import socket
 import struct
 
+from simulation.keys import tlsa
 from simulation.node import LOOPBACK, RESOLVER, SERVERS
 from simulation.workload import Around
 
@@ -24,11 +29,19 @@ _MX = {
 }
 _A = {f"{host}.example": address for host, address in _ADDRESSES.items()}
 _A["three.example"] = _ADDRESSES["mx3"]  # the implicit MX
-_TYPES = {1: "A", 15: "MX"}
+DANE = {"two.example"}
+"""Domains whose mail goes by TLS, to whoever has the key that the zone names, or not at all."""
+_SECURED = {host for domain in DANE for _, host in _MX[domain]}
+_SIGNED = {*DANE, *_SECURED}
+"""These names, and those below them."""
+_TLSA = {f"_25._tcp.{host}" for host in _SECURED}
+_ROOT = ""
+_TYPES = {1: "A", 2: "NS", 15: "MX", 52: "TLSA"}
 _TTL = 300
 _HEADER = struct.Struct("!6H")
 _SERVFAIL, _NXDOMAIN = 2, 3
 _FLAGS = 0x8180  # a response, recursion desired and available
+_AUTHENTIC = 0x0020  # it is signed, and that was verified
 
 
 def open_dns(around: Around) -> None:
@@ -56,17 +69,27 @@ def answer(asked: bytes, *, failed: bool = False) -> bytes:
     (kind,) = struct.unpack_from("!H", asked, end)
     question = asked[_HEADER.size : end + 4]
     records = [] if failed else _records(name, _TYPES.get(kind, ""))
-    code = _SERVFAIL if failed else 0 if name in _MX or name in _A else _NXDOMAIN
+    there = name == _ROOT or name in _MX or name in _A or name in _TLSA
+    code = _SERVFAIL if failed else 0 if there else _NXDOMAIN
+    flags = _FLAGS | code | (_AUTHENTIC if _is_signed(name) and not failed else 0)
     body = b"".join(
         b"\xc0\x0c" + struct.pack("!HHIH", kind, 1, _TTL, len(data)) + data for data in records
     )
-    return _HEADER.pack(number, _FLAGS | code, 1, len(records), 0, 0) + question + body
+    return _HEADER.pack(number, flags, 1, len(records), 0, 0) + question + body
 
 
 def _records(name: str, kind: str) -> list[bytes]:
     if kind == "MX":
         return [struct.pack("!H", number) + _wire(host) for number, host in _MX.get(name, ())]
+    if kind == "TLSA" and name in _TLSA:
+        return [tlsa()]
+    if kind == "NS" and name == _ROOT:
+        return [_wire("root.example")]
     return [socket.inet_aton(_A[name])] if kind == "A" and name in _A else []
+
+
+def _is_signed(name: str) -> bool:
+    return name == _ROOT or any(name == one or name.endswith(f".{one}") for one in _SIGNED)
 
 
 def _name(data: bytes, at: int) -> tuple[str, int]:

@@ -63,6 +63,10 @@ class Copy:
     """Whether the server did nothing odd on that connection, and was quick."""
     letter: str = ""
     """Its Message-ID: of a message the same each time."""
+    server: str = ""
+    """Who took it."""
+    key: str = ""
+    """The key of the certificate that the server showed; empty: it came in clear."""
     selectors: tuple[str, ...] | None = None
     """Of its signatures; None: it needs none.  In place of one that is wrong, what is wrong."""
 

@@ -13,8 +13,11 @@ from itertools import pairwise
 from math import inf
 
 from simulation.database import Database
+from simulation.dns import DANE
 from simulation.history import BOUNCES, Answer, Copy, History, Reported
+from simulation.keys import OWN
 from simulation.network import Network
+from simulation.node import SERVERS
 from simulation.world import EPOCH
 
 _ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"
@@ -73,6 +76,7 @@ def violations(database: Database, history: History, now: float, rate: float | N
         *_reports(database, history),
         *_came_back(database, history),
         *_signed(history),
+        *_secured(history),
         *_accounts(database, history),
         *_tokens(database, history),
         *_budget(database, rate),
@@ -283,6 +287,18 @@ def _signed(history: History) -> list[str]:
         if copy.selectors is not None
         and not history.troubled(copy.at - _LOCKED, copy.at)
         and not {copy.selectors, None} & history.may_sign(copy.at - _OLD, copy.at + _OLD)
+    ]
+
+
+def _secured(history: History) -> list[str]:
+    """Mail for a domain whose DNS names a key goes to nobody without it, whatever goes wrong."""
+    return [
+        f"{copy.marker}/{copy.recipient}: went to {copy.server} at {copy.at:.3f}"
+        f" {'by a key that its domain does not name' if copy.key else 'in clear'}"
+        for copy in history.copies
+        if copy.recipient.partition("@")[2] in DANE
+        and copy.server != SERVERS[0]
+        and copy.key != OWN
     ]
 
 

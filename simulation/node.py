@@ -24,8 +24,9 @@ LEASE = 60
 """Seconds for which a node has what it has claimed to be delivered."""
 LOOPBACK = "127.0.0.1"
 """The address, on every relay's machine, of the server in front of it."""
-RESOLVER = "192.0.2.53"
-"""The address of the server that is asked about names."""
+RESOLVER = "127.0.0.53"
+"""The address of the server that is asked about names, which validates: on every relay's machine,
+or nobody would believe what it says of signatures."""
 SERVERS = ("upstream", "mx1", "mx2", "mx3")
 """Hosts that the relay hands mail to: the server in front, or the exchangers of domains."""
 DOMAIN = "relay.example"

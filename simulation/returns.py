@@ -10,12 +10,12 @@ servers do, they hand a report in again until it is taken, or refused for good.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import trio
 
 from simulation.history import Answer, Copy, Mail, Report, Reported
+from simulation.keys import private_key
 from simulation.node import DOMAIN, RETURNS
 from simulation.workload import Around, HttpFailed, call, hand_in
 from simulation.world import NODE
@@ -24,32 +24,6 @@ _OF_ALL = 0.25  # of what is taken, the share of which something comes back
 _SOON = 15.0  # seconds
 _AGAIN = 30.0  # seconds until a report that was not taken is handed in again
 _DOUBT = 200.0  # seconds after which a call that nobody answered has done what it does
-
-_P = int(
-    "d537c1f2a1ae9cb929c379e6bec7a808449c2ef30698503e796c70aa44ea51fadcc7c20268f1265b443f3627acaf46"
-    "095498a53fb3f423d9b2f011991c140c2780263108010e6333ca418b8b6bb2e7223839bd55d4dc3de25d8393d097c4"
-    "61b466c36638da594824fc740cc4bebcb483e12510c56f44390276c686d23c227c21",
-    16,
-)
-_Q = int(
-    "befa8b55e3d30235d59a9f06b36e2ec15658620738ec35ecd669cd66dd432c314d442468966c551f42ef183c29e180"
-    "766ea599aaef33f5fcd01034fb123c06fdc9bdfa7edf419eb498e80c30d13a747669ac53840210c91d3434b0f443cf"
-    "524c25eecfdaeb6c986f274c50e41e314a5a1b18ce8bd11ca659c098fd98ff8b2db3",
-    16,
-)
-
-
-@lru_cache
-def private_key(algorithm: str) -> Any:
-    """Return the key of this algorithm, the same in all worlds: OpenSSL's chance is its own."""
-    from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    if algorithm != "rsa-sha256":
-        return Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-    public, d = rsa.RSAPublicNumbers(65537, _P * _Q), pow(65537, -1, (_P - 1) * (_Q - 1))
-    halves = rsa.rsa_crt_dmp1(d, _P), rsa.rsa_crt_dmq1(d, _Q), rsa.rsa_crt_iqmp(_P, _Q)
-    return rsa.RSAPrivateNumbers(_P, _Q, d, *halves, public).private_key()
 
 
 def selectors(lines: Sequence[bytes]) -> tuple[str, ...] | None:

@@ -222,7 +222,8 @@ def _others(seams: Seams) -> None:
     blank.string = lambda media_type, text: text  # type: ignore[attr-defined]
     sys.modules["minify"] = blank
 
-    # Nobody speaks TLS here, and reading whom all the world trusts costs each start of a node.
+    # Who is there is known by DANE alone here, and reading whom all the world trusts costs each
+    # start of a node.
     ssl.SSLContext.set_default_verify_paths = lambda self: None  # type: ignore[method-assign]
 
     # Figures are of a process; here it has several nodes, and nobody scrapes.
@@ -248,7 +249,7 @@ def _others(seams: Seams) -> None:
 
     from relay.outbound import dkim_keys
     from relay.outbound.signing_processes import SigningProcesses
-    from simulation.returns import private_key
+    from simulation.keys import private_key
 
     dkim_keys.generate = private_key  # type: ignore[attr-defined]
     SigningProcesses.want = lambda self: None  # type: ignore[method-assign]  # no children here

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import re
+import ssl
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -19,6 +20,7 @@ import trio
 
 from simulation.day import after
 from simulation.history import Answer, Blob, Copy, History, Mail, Mailbox, Refusal, Report
+from simulation.keys import ANOTHER, OWN, serving
 from simulation.network import Network
 from simulation.node import (
     ADMIN_TOKEN,
@@ -32,6 +34,7 @@ from simulation.node import (
     SMTP,
     SUBMISSION,
     UPSTREAM,
+    goes_direct,
 )  # fmt: skip
 from simulation.world import EPOCH, NODE, World
 
@@ -125,7 +128,7 @@ class Around:
 class _Talk:
     """A connection that is read line by line."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> None:
         self._stream = stream
         self._buffer = bytearray()
         self.last = ""
@@ -484,6 +487,11 @@ async def upstream(
 _DEFERRALS = (b"451 4.3.0 later", b"450 4.2.0 greylisted", b"452 4.3.1 no room")
 _REFUSALS = (b"550 5.7.1 not from you", b"554 5.6.0 not such mail")
 """For reasons that are not the recipient's: nobody is put on a list for them."""
+_OFFER_TLS = {"mx2": ssl.TLSVersion.TLSv1_3, "mx3": ssl.TLSVersion.TLSv1_2}
+"""Servers that offer STARTTLS, and up to which version."""
+_ATTACKS = ("strip", "strip", "certificate", "certificate", "refuse", "break", "stall")
+_NO_TLS = (b"\x15\x03\x03\0\x02\x02\x28", b"220 what?\r\n")
+"""In place of a handshake: the alert that it has failed, or nothing of TLS."""
 
 
 class _Conversation:
@@ -494,6 +502,9 @@ class _Conversation:
         self._stream = stream
         self._talk = _Talk(stream)
         self._rng = around.world.rng(host)
+        self._host = host
+        self._key = ""  # of the certificate that was shown
+        self._attacked = ""
         self._peer = peer
         self._path = ""
         self._recipient = ""
@@ -528,21 +539,52 @@ class _Conversation:
             await trio.sleep(rng.uniform(60.0, 400.0))
         raise trio.BrokenResourceError("hung up")
 
+    def _attack(self) -> str:
+        """Return what is done to TLS on this connection; empty: nothing."""
+        if not self._around.peers_fail or self._rng.random() > 0.4:
+            return ""
+        how = self._rng.choice(_ATTACKS)
+        self._around.world.tell("upstream.misbehaves", step="tls", how=how)
+        return how
+
+    async def _secure(self) -> None:
+        """Answer STARTTLS."""
+        if self._attacked == "refuse":
+            await self._talk.say(b"454 4.7.0 not now\r\n")
+            return
+        await self._talk.say(b"220 go on\r\n")
+        if self._attacked == "stall":
+            await trio.sleep(self._rng.uniform(60.0, 400.0))
+        if self._attacked == "break":
+            await self._stream.receive_some(65536)
+            await self._talk.say(self._rng.choice(_NO_TLS))
+            raise trio.BrokenResourceError("hung up")
+        key = ANOTHER if self._attacked == "certificate" else OWN
+        tls = trio.SSLStream(self._stream, serving(key, _OFFER_TLS[self._host]), server_side=True)
+        await tls.do_handshake()
+        self._talk, self._key = _Talk(tls), key
+
     async def run(self) -> None:
         """Serve it until it ends."""
-        talk = self._talk
         async with self._stream:
             with contextlib.suppress(*_BROKEN):
                 greeting = await self._misbehave("greeting")
-                await talk.say(greeting or b"220 upstream.example ESMTP\r\n")
-                while await self._obey(await talk.line()):
+                await self._talk.say(greeting or b"220 upstream.example ESMTP\r\n")
+                while await self._obey(await self._talk.line()):
                     pass
 
     async def _obey(self, line: bytes) -> bool:
         """Do what a command says; whether to go on."""
         talk, verb = self._talk, line[:4].upper()
         if verb == b"EHLO":
-            await talk.say(b"250-upstream.example\r\n250-PIPELINING\r\n250 8BITMIME\r\n")
+            offered = b"250-PIPELINING\r\n250 8BITMIME\r\n"
+            if self._host in _OFFER_TLS and not self._key:
+                self._attacked = self._attack()
+                if self._attacked != "strip":
+                    offered = b"250-STARTTLS\r\n" + offered
+            await talk.say(b"250-upstream.example\r\n" + offered)
+        elif line.upper() == b"STARTTLS" and self._host in _OFFER_TLS:
+            await self._secure()
         elif verb == b"QUIT":
             await talk.say(b"221 bye\r\n")
             return False
@@ -576,7 +618,7 @@ class _Conversation:
         letter = _LETTER.search(raw)
         copy = Copy(
             marker, recipient, around.world.now(), told=False, node=self._peer,
-            letter=letter.group(1).decode() if letter else "",
+            letter=letter.group(1).decode() if letter else "", server=self._host, key=self._key,
         )  # fmt: skip
         refusal = None
         if around.peers_fail > 0 and self._rng.random() < 0.03:
@@ -590,7 +632,9 @@ class _Conversation:
                 around.history.copies.append(copy)
                 if around.took is not None:
                     around.took(copy, self._path, lines)
-                around.world.tell("message.delivered", marker=marker, recipient=recipient)
+                around.world.tell(
+                    "message.delivered", marker=marker, recipient=recipient, key=self._key
+                )
                 around.busy(self._peer)
                 if link := _TOKEN.search(raw):
                     around.links.append((recipient, link.group(1).decode()))
@@ -667,9 +711,11 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
         await _soon(around, email, answer, lambda: {copy.recipient for copy in history.copies})
 
         marker = around.marker("out")
-        body = {"from": f"shop@{DOMAIN}", "to": ["probe@one.example"], "subject": marker}
+        # To a domain whose mail must be secured, where that is asked for.
+        to = "probe@two.example" if goes_direct(around.world) else "probe@one.example"
+        body = {"from": f"shop@{DOMAIN}", "to": [to], "subject": marker}
         answer = await _ask(around, host, "/api/v1/messages/send", body | {"text": "Soon."}, 202)
-        history.sends[f"{marker}/probe@one.example"] = answer
+        history.sends[f"{marker}/{to}"] = answer
         await _soon(around, marker, answer, lambda: {copy.marker for copy in history.copies})
 
         hook = f"http://{HOOKS}/arrived"

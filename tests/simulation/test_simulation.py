@@ -12,7 +12,9 @@ import trio
 
 from relay.cli import simulate as command
 from simulation import day, faults
+from simulation.dns import DANE
 from simulation.faults import Fault
+from simulation.keys import OWN
 from simulation.network import Network
 from simulation.page import page, subject
 from simulation.shrink import shrink, simplify
@@ -155,21 +157,30 @@ AROUND = [
 
 
 def test_partitions_and_half_open_ends_between_all(tmp_path: Path) -> None:
-    """Mail that was submitted and sent goes to the exchangers of its domain, with nodes cut off
-    from them, from the DNS, from clients and from who is told: promises are kept, each time in the
-    same way."""
+    """Mail that was submitted and sent goes to the exchangers of its domain, by TLS where they have
+    it, with nodes cut off from them, from the DNS, from clients and from who is told: promises are
+    kept, each time in the same way, down to the size of each piece."""
     traces = [tmp_path / "one", tmp_path / "two"]
     runs = [
-        start(3, *SHORT, "--plan", faults.written(AROUND), "--trace", str(trace), PYTHONHASHSEED=h)
+        start(
+            3, *SHORT, "--plan", faults.written(AROUND), "--trace", str(trace),
+            PYTHONHASHSEED=h, SIMULATION_WHISPERS="1",
+        )
         for trace, h in zip(traces, "12", strict=True)
-    ]
+    ]  # fmt: skip
     for run in runs:
         verdict(run)
     one, two = (trace.read_bytes() for trace in traces)
     assert one == two
     lines = [json.loads(line) for line in one.splitlines()]
-    delivered = {line["node"] for line in lines if line["event"] == "message.delivered"}
-    assert delivered >= {"mx1", "mx3"}
+    delivered = {
+        (line["node"], line["key"], line["recipient"].partition("@")[2])
+        for line in lines
+        if line["event"] == "message.delivered"
+    }
+    assert {("mx1", "", "one.example"), ("mx3", OWN, "three.example")} <= delivered
+    assert {key for _, key, domain in delivered if domain in DANE} == {OWN}
+    assert any(line.get("step") == "tls" for line in lines), "somebody has interfered with TLS"
     answers = {line["answer"] for line in lines if line["event"] == "submission.answered"}
     assert "kept" in answers
     assert sum(line["event"] == "fault.ended" for line in lines) == len(AROUND)
@@ -221,15 +232,19 @@ def test_a_silent_connection_is_closed_by_who_has_it() -> None:
 
 
 def test_the_simulated_dns_says_what_is_not_there() -> None:
-    """It is read by the relay's own reader: exchangers, an address, no data, no such name."""
+    """It is read by the relay's own reader: exchangers, an address, no data, no such name; and of
+    those names that are signed, that they are."""
     from relay.dns import wire
-    from relay.dns.questions import Question, Status
+    from relay.dns.questions import Answer, Question, Status
     from simulation.dns import answer
 
-    def asked(name: str, kind: str) -> tuple[Status, tuple[str, ...]]:
+    def heard(name: str, kind: str) -> Answer:
         question = Question(name, kind)  # type: ignore[arg-type]
         query = wire.query(question, 7)
-        said = wire.read(query, answer(query), question).answer
+        return wire.read(query, answer(query), question).answer
+
+    def asked(name: str, kind: str) -> tuple[Status, tuple[str, ...]]:
+        said = heard(name, kind)
         return said.status, said.records
 
     assert asked("two.example", "MX") == (
@@ -240,6 +255,9 @@ def test_the_simulated_dns_says_what_is_not_there() -> None:
     assert asked("mx1.example", "AAAA")[0] is Status.NO_DATA
     assert asked("three.example", "MX")[0] is Status.NO_DATA
     assert asked("_mta-sts.one.example", "TXT")[0] is Status.NXDOMAIN
+    signed = [("", "NS"), ("two.example", "MX"), ("mx3.example", "A"), ("mx3.example", "AAAA")]
+    assert all(heard(*each).secure for each in [*signed, ("_25._tcp.mx3.example", "TLSA")])
+    assert not any(heard(name, "MX").secure for name in ("one.example", "three.example"))
 
 
 @pytest.mark.parametrize("names", ["earthquake", "kill,earthquake"])
