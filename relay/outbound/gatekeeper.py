@@ -22,8 +22,9 @@ Promises
 - Of a site that is slow, no more is claimed than its connections take soon; and for all of these
   together no more than half as much waits as there are places.
 - Where a site, or the DNS about a domain, has not answered for an hour (of 60 units) and fails once
-  more, that is said of all lanes that wait for it: what is too old of them is given up
-  (`Queue.give_up`), for nobody could be asked about each.
+  more, that is said of the lane of the message that failed: what is too old of it is given up
+  (`Queue.give_up`), for nobody could be asked about each.  Not where mail leaves by sources: to
+  another than that which failed the site may answer.
 - Where deliveries hang and would take the places of others, their destination or owner is narrowed,
   and what was announced behind them is taken back.
 
@@ -110,6 +111,7 @@ class Gatekeeper:
     ) -> None:
         """`traffic`: what receivers have asked for, None: nobody is asked."""
         self._out_of_reach = out_of_reach
+        self._has_sources = traffic is not None and bool(traffic.sources.sources)
         self._gates = gates
         self._dispatch = dispatch
         self._give_back = give_back
@@ -276,10 +278,9 @@ class Gatekeeper:
         if opening:
             self._dispatch.troubled(line)
         self._take_back(gate, line, now, domain)
-        if plain and line.is_site and gate.long_shut(now):
-            claims = self._gates.find(GateKey.for_claims(line.key)) if opening else None
-            lanes = {job.message.own_lane, *self._gates.behind((gate, claims))}
-            self._out_of_reach(lanes, why)
+        if plain and line.is_site and gate.long_shut(now) and not self._has_sources:
+            # Of no other lane that waits for it: its domain may have moved meanwhile.
+            self._out_of_reach({job.message.own_lane}, why)
 
     # What receivers ask for -----------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.shaping.rules import parse
 from relay.outbound.shaping.traffic import SLOWED, SUSPENDED, Learned, Receiver, Traffic
+from relay.outbound.sources import Source, Sources
 from relay.smtp.client import Outcome, Phase, Verdict
 from tests.outbound.claims import another
 
@@ -399,8 +400,9 @@ def test_what_cannot_begin_is_turned_away_until_it_could():
 
 
 def test_who_has_not_answered_for_an_hour_is_said_to_be_out_of_reach():
-    """With the lanes of all that wait for it, at each strike from then on; and not once it has
-    answered meanwhile, nor for a route that leads to an upstream."""
+    """With the lane of the message that showed it, at each strike from then on, and no other that
+    waits for the site, whose domain may be elsewhere by now; and not once it has answered
+    meanwhile, nor for a route that leads to an upstream."""
     house = House()
     told: list[tuple[set[int], str]] = []
     house.gatekeeper = Gatekeeper(
@@ -416,8 +418,7 @@ def test_who_has_not_answered_for_an_hour_is_said_to_be_out_of_reach():
     house.ends(house.job(), *trouble, now=3599.0)
     assert told == []
     house.ends(house.job(), *trouble, now=7000.0)
-    lanes = {house.job().message.lane, waiting.message.lane}
-    assert told == [(lanes, "connect: no answer")]
+    assert told == [({house.job().message.lane}, "connect: no answer")]
     house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, now=8000.0, code=451)
     house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, now=8001.0, code=250)
     house.ends(house.job(), *trouble, now=8100.0)
@@ -425,6 +426,22 @@ def test_who_has_not_answered_for_an_hour_is_said_to_be_out_of_reach():
     for now in (0.0, 7000.0, 9000.0):
         house.ends(house.job(), *trouble, now=now)
     assert len(told) == 1
+
+
+def test_where_mail_leaves_by_sources_nobody_is_out_of_reach():
+    """A site that refuses one source may take a lane's mail by another."""
+    told: list[tuple[set[int], str]] = []
+    house = House()
+    traffic = Traffic(sources=Sources((Source("away"),)))
+    house.gatekeeper = Gatekeeper(
+        *(house.gates, house.dispatch, house._give_back, traffic),
+        out_of_reach=lambda lanes, why: told.append((set(lanes), why)),
+    )
+    key = SiteKey("mx", "mx:y.example", ((0, "y.example"),), (), "", "away")
+    house.line = house.dispatch.add(key, None, width=2, is_site=True)
+    for now in (0.0, 3599.0, 7000.0):
+        house.ends(house.job(), Verdict.DEFERRED, Phase.CONNECT, now=now)
+    assert told == []
 
 
 def test_a_domain_the_dns_says_nothing_of_for_an_hour_is_out_of_reach():

@@ -10,8 +10,12 @@ by what it says and by the policy that is kept:
 |                        | or half of its max_age     | expires while the domain has one           |
 | is one, with an id     | by this id, newer          | the kept one holds                         |
 | is none, several, or   | one                        | the kept one holds                         |
-| without an id; or the  | none                       | the domain has no policy: opportunistic    |
-| DNS fails              |                            |                                            |
+| without an id          | none                       | the domain has no policy: opportunistic    |
+| cannot be asked for:   | one                        | the kept one holds                         |
+| the DNS fails, or says | none, for `UNASKED` or     | `PolicyUnavailable`: the mail is deferred, |
+| nothing within         | less                       | for what comes may be `enforce`            |
+| `RECORD`               | none, for longer           | as if there were none: a server that knows |
+|                        |                            | no such names stops no mail for ever       |
 
 | the fetch              | kept                       | then                                       |
 |------------------------|----------------------------|--------------------------------------------|
@@ -43,7 +47,8 @@ Promises
 - Once at a time for a domain, on each node, is a policy looked for; others wait for what comes.
 - A fetch that was cancelled counts as one that failed: it is not what is waited for each time.
 - At most `MOST_KNOWN` domains are in memory, those least recently asked about go first; what is
-  there is read again after `REREAD` seconds, for other nodes fetch, too.
+  there is read again after `REREAD` seconds, for other nodes fetch, too.  Of at most `MOST_UNASKED`
+  it is remembered since when their record cannot be asked for.
 
 Fails with `PolicyUnavailable`.
 """
@@ -98,6 +103,10 @@ RETRY = 300.0
 REFRESH = 86_400.0
 REREAD = 600.0
 MOST_KNOWN = 2_000
+UNASKED = 3600.0
+"""Seconds for which mail waits for a record that cannot be asked for: as long as between two of its
+attempts at most."""
+MOST_UNASKED = 10_000
 
 _FETCHES = Counter(
     "relay_outbound_sts_fetches",
@@ -182,6 +191,7 @@ class StsPolicies:
         self._verifier = WebPki(authorities)
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._turns: dict[str, trio.Lock] = {}
+        self._unasked: OrderedDict[str, float] = OrderedDict()  # since when; oldest first
 
     async def policy_for(
         self, domain: str, exchangers: Sequence[Exchanger]
@@ -227,6 +237,7 @@ class StsPolicies:
             known = await self._read(domain, since=trio.current_time() - REREAD)
             policy_id, unknown = await self._published(domain)
             now = trio.current_time()
+            self._heed_silence(domain, unknown, known, now)
             if policy_id is not None and known.is_due(policy_id, now):
                 # Another node may have been here.
                 known = await self._read(domain, since=now)
@@ -237,6 +248,21 @@ class StsPolicies:
             if policy_id is not None:
                 unknown = "its policy of MTA-STS cannot be fetched"
             return known.policy(trio.current_time()), unknown
+
+    def _heed_silence(self, domain: str, unknown: str, known: _Known, now: float) -> None:
+        """Note whether a domain's record could be asked for; `PolicyUnavailable` for a while, where
+        it could not and no policy holds."""
+        if not unknown:
+            self._unasked.pop(domain, None)
+            return
+        since = self._unasked.setdefault(domain, now)
+        if len(self._unasked) > MOST_UNASKED:
+            self._unasked.popitem(last=False)
+        if known.policy(now) is None:
+            waits = now < since + UNASKED
+            log.info("outbound.sts_not_asked", domain=domain, reason=unknown, waits=waits)
+            if waits:
+                raise PolicyUnavailable(unknown)
 
     def _count(self, result: TlsResult) -> None:
         if self._results is not None:

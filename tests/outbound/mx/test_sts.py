@@ -20,7 +20,7 @@ from relay.metrics import registry
 from relay.outbound.mx import policy as seam
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, TlsPolicy
-from relay.outbound.mx.sts import RETRY, StsPolicies, web_pki
+from relay.outbound.mx.sts import RETRY, UNASKED, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from tests.certificates import Authority
@@ -245,12 +245,37 @@ async def test_a_record_that_vanishes_ends_no_policy(
         assert there.names.asked[f"_mta-sts.{domain}", "TXT"] > 0
         await pool.execute("UPDATE relay.mta_sts_policies SET expires_at = now()")
         virtual.jump(700)
+        # Whether there is one by now is known where the DNS says so, and only there.
+        fails = domain.startswith(("servfail.", "silent."))
+        if fails:
+            virtual.jump(UNASKED)
         assert await node.find(domain) is None
         assert there.server.asked == {}
-        # Whether there is one by now is known where the DNS says so, and only there.
         policies = await node.policy_for(domain, [Exchanger("mx2.example", 0)])
-        fails = domain.startswith(("servfail.", "silent."))
         assert bool(policies and policies["mx2.example"].unknown) is fails
+
+
+async def test_mail_waits_an_hour_for_a_record_that_cannot_be_asked_for(
+    pool, authority, tmp_path, virtual: MockClock
+):
+    """What comes then may be `enforce`; a server that knows no such names stops nothing for ever.
+    The hour begins anew once the record could be asked for."""
+    async with published(pool, authority, tmp_path, {D: GOOD, "servfail.example": GOOD}) as there:
+        node = there.node()
+        for wait in (0.0, 1800.0, 1700.0):
+            virtual.jump(wait)
+            with pytest.raises(PolicyUnavailable, match="cannot be asked for"):
+                await node.find("servfail.example")
+        virtual.jump(200)
+        assert await node.find("servfail.example") is None
+
+        there.names.gate = trio.Event()
+        for _ in range(2):
+            with pytest.raises(PolicyUnavailable, match="no answer"):
+                await node.find(D)
+            virtual.jump(UNASKED - 100)
+        there.names.gate.set()
+        assert await node.find(D) == ENFORCED
 
 
 async def test_who_asks_at_once_has_one_fetch(pool, authority, tmp_path):
