@@ -722,4 +722,13 @@ BUGS = (
         days="0.006",
         faults="peer",
     ),
+    Planted(
+        "a resolver that says nothing at first counts as one that does not validate",
+        "relay/outbound/mx/dane.py",
+        "        return self._on is not False\n",
+        "        return bool(self._on)\n",
+        "@two.example: went to mx",
+        seed=15,
+        faults="kill,peer",
+    ),
 )
