@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Awaitable
+from functools import partial
 from typing import Callable, cast
 
 import anyio
@@ -15,7 +16,7 @@ import httpx
 import pytest
 from serving import Answer, serving
 
-from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable
+from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
 from relay_client._exchange import Answer as _Answered
 
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
@@ -127,6 +128,67 @@ def test_a_list_that_leads_to_itself_ends(count: int) -> None:
         with pytest.raises(Refused, match="no relay answered: its next page is one that came be"):
             relay.mailbox("a@b").messages()
     assert len(asked) == 2
+
+
+@clients
+@pytest.mark.parametrize("entries", [[], [_ENTRY], [_MESSAGE]], ids=["empty", "entries", "whole"])
+def test_a_list_ends_in_its_time(client: str, entries: list[object]) -> None:
+    """Where each answer is a good one, and comes slowly; what each page has does not matter."""
+    pages = 0
+
+    def serve(peer: socket.socket, request: bytes) -> None:
+        nonlocal pages
+        pages += 1
+        threading.Event().wait(0.05)
+        _pages(entries, f"/api/v1/mailboxes/a@b/messages?limit=100&n={pages}")(peer, request)
+
+    async def ask(url: str) -> None:
+        async with AsyncRelay(url, "x") as relay:
+            for one in (relay.mailbox("a@b").messages, partial(relay.mailbox("a@b").search, "q")):
+                with pytest.raises(Unreachable, match=_LATE):
+                    await one(10_000, timeout=0.2)
+
+    with serving(serve) as (url, _):
+        if client == "sync":
+            with Relay(url, "x") as relay:
+                for one in (
+                    relay.mailbox("a@b").messages,
+                    partial(relay.mailbox("a@b").search, "q"),
+                ):
+                    with pytest.raises(Unreachable, match=_LATE):
+                        one(10_000, timeout=0.2)
+        else:
+            anyio.run(ask, url, backend=client)
+    assert pages < 20
+
+
+_LATE = r"the list of a@b has not ended after 0\.2 s|does not answer GET .*/messages"
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1.0])
+def test_a_list_that_would_never_end_is_refused_at_once(timeout: float) -> None:
+    """As a wait is."""
+    with Relay("http://127.0.0.1:9", "x") as relay:
+        with pytest.raises(RelayError, match="a time to wait is a number of seconds"):
+            relay.mailbox("a@b").messages(timeout=timeout)
+
+
+@clients
+def test_what_came_is_listed_however_long_its_subjects(client: str) -> None:
+    """A stranger chooses them: those of many mails are more than any other answer has."""
+    entries: list[object] = [{**_ENTRY, "id": str(n), "subject": "x" * 65_536} for n in range(60)]
+    listed = _pages(entries, "/x")
+
+    def serve(peer: socket.socket, request: bytes) -> None:
+        if b"/messages/wait" in request:
+            peer.sendall(_HEAD + b"Content-Length: 4\r\n\r\nnull")
+        else:
+            listed(peer, request)
+
+    with serving(serve) as (url, _):
+        with pytest.raises(WaitTimeout, match="others came, the newest 20:") as caught:
+            _waits(url, client)
+    assert len(str(caught.value)) < 6_000
 
 
 @pytest.mark.parametrize(

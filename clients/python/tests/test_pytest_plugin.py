@@ -160,6 +160,38 @@ def test_it(inbox, smtp_server):
     assert "std::move, ## and #1" in section
 
 
+def test_mail_in_a_report_fills_no_log(inner: pytest.Pytester) -> None:
+    """Invisible characters that grow as they are spelt, and links of many characters, are cut."""
+    inner.makepyfile(
+        r"""
+import smtplib
+
+UNSEEN = "\U000e0041"
+SUBJECT = "\r\n ".join([UNSEEN * 200] * 20)
+LINKS = "\r\n".join(f"https://x.example/{n}/" + "q" * 900 for n in range(20))
+TEXT = "\r\n".join([UNSEEN * 200] * 40)
+
+def test_it(inbox, smtp_server):
+    with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+        smtp.login(smtp_server.user, smtp_server.password)
+        mail = (
+            f"Subject: {SUBJECT}\r\nMIME-Version: 1.0\r\n"
+            "Content-Type: text/plain; charset=utf-8\r\nContent-Transfer-Encoding: 8bit\r\n"
+            f"\r\n{LINKS}\r\n{TEXT}"
+        )
+        smtp.sendmail("a@shop.example", [inbox.address], mail.encode())
+    inbox.wait()
+    inbox.wait("Reset", timeout=0.1)
+"""
+    )
+    result = _run(inner, "--show-capture=no", "--tb=short")
+    result.assert_outcomes(failed=1)
+    assert re.search(r"; 1 other came:\n.*: '(\\u\{e0041\}){22}\u2026'\n", result.stdout.str())
+    report = re.split("-+ Mail to .* -+\n", result.stdout.str())[1]
+    assert report.count("\nlink: https://x.example/") > 2
+    assert len(report) < 9_000
+
+
 @pytest.mark.parametrize("url", ["localhost:8025", "https://{}"])
 def test_no_report_has_the_token(
     inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch, url: str
@@ -228,6 +260,71 @@ def pytest_fixture_setup(fixturedef):
         assert len(re.findall(rf"^{re.escape(short)}\S+$", errors, re.MULTILINE)) == 20
         assert "Connection refused" not in errors
         assert end.count("Connection refused") == end.count("Without them a relay is started") == 1
+
+
+def test_a_relay_that_goes_away_is_waited_for_once(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the test that finds it gone; the next has it again if it is back."""
+    inner.makeconftest(
+        """
+import os, socket, threading
+import pytest
+import relay_client._exchange
+from relay_client import Inbox, Relay
+
+relay_client._exchange.RETRY_TIMEOUT = 0.3
+where = os.environ["RELAY_URL"].removeprefix("http://").split(":")
+
+class Proxy:
+    away, asked = False, 0
+
+    def __init__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self.accept, daemon=True).start()
+        os.environ["RELAY_URL"] = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def accept(self):
+        while True:
+            peer, _ = self.listener.accept()
+            threading.Thread(target=self.attend, args=(peer,), daemon=True).start()
+
+    def attend(self, peer):
+        with peer, socket.create_connection(where) as relay:
+            threading.Thread(target=self.answer, args=(relay, peer), daemon=True).start()
+            while asked := peer.recv(65536):
+                if self.away:
+                    self.asked += asked.startswith(b"POST")
+                    return
+                relay.sendall(asked)
+
+    def answer(self, relay, peer):
+        while answered := relay.recv(65536):
+            peer.sendall(answered)
+
+PROXY = Proxy()
+
+@pytest.fixture
+def proxy():
+    return PROXY
+"""
+    )
+    inner.makepyfile(
+        """
+def test_goes(inbox, proxy): proxy.away = True
+def test_first(inbox): pass
+def test_second(inbox): pass
+def test_third(inbox): pass
+def test_back(proxy):
+    assert proxy.asked == 1  # what may not be made twice is asked for once
+    proxy.away = False
+def test_fourth(inbox): pass
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(passed=3, errors=3)
+    short = "no relay (see relay-client at the end): the relay does not answer POST "
+    assert result.stdout.str().count(short) == 3
 
 
 def _ways(inner: pytest.Pytester) -> list[tuple[str, ...]]:
@@ -488,6 +585,47 @@ def test_sign_up(inbox, relay, smtp_server, number):
     result = _run(inner, "--relay-command", "sh -c 'echo no disk; exit 3'", "-k", "0")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["the relay ended as it started; its log is *:", "no disk"])
+
+
+_DIES = """
+import os, signal
+from pathlib import Path
+import pytest
+
+def test_dies(inbox, tmp_path_factory):
+    base = tmp_path_factory.getbasetemp()
+    base = base if (base / "relay").exists() else base.parent
+    os.kill(int((base / "relay/pid").read_text().split()[0]), signal.SIGKILL)
+    with pytest.raises(Exception, match="does not answer"):
+        inbox.wait(timeout=0)
+    assert 0
+
+@pytest.mark.parametrize("number", range(4))
+def test_other(inbox, number): pass
+
+def test_where(smtp_server): pass
+"""
+
+
+def test_a_relay_of_its_own_that_dies_is_not_waited_for(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By no test, and no report: each says that it has ended, and why is said once."""
+    monkeypatch.delenv("RELAY_URL")
+    monkeypatch.delenv("RELAY_TOKEN")
+    inner.makeconftest(
+        "import relay_client._exchange\nrelay_client._exchange.RETRY_TIMEOUT = 100\n"
+    )
+    inner.makepyfile(_DIES)
+    result = _run(inner)
+    result.assert_outcomes(failed=1, errors=5)
+    errors, _, end = result.stdout.str().partition(" relay-client: why tests have no relay ")
+    gist = "the relay that was started for these tests has ended"
+    short = f"no relay (see relay-client at the end): {gist}"
+    assert len(re.findall(f"^{re.escape(short)}$", errors, re.MULTILINE)) == 5
+    assert f"what came cannot be read: {gist}; its log is " in errors
+    assert end.count(f"{gist}; its log is ") == 1
+    assert "why tests have no relay" not in end
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from cases import CASES
 
-from relay_client import NotDelivered, RelayError, UnexpectedMail, WaitTimeout
+from relay_client import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
 from relay_client._records import AttachmentData, Check, Finding, Headers, MessageData
-from relay_client._text import quoted, visible
+from relay_client._text import in_a_line, quoted, visible
 
 _EVIL = "\x1b[2J\x9b31m\u202e##vso[task.x]\n::error::x"
 
@@ -20,6 +20,36 @@ def test_both_clients_spell_the_same(case: dict[str, Any]) -> None:
     assert visible(case["text"]) == case["visible"]
     assert quoted(case["text"]) == case["quoted"]
     assert visible(case["visible"]) == case["visible"]
+
+
+@pytest.mark.parametrize("case", CASES["long"], ids=lambda case: ascii(case["text"]))
+def test_both_clients_show_as_much(case: dict[str, Any]) -> None:
+    """So many characters as they are shown, and no half of an escape."""
+    text, most = case["text"] * case["times"], case["most"]
+    assert visible(text, most) == case["visible"]
+    assert in_a_line(text, most) == case["in_a_line"]
+    assert quoted(text) == case["quoted"]
+    assert len(case["visible"]) <= most
+
+
+_LONG = "\U000e0041" * 100_000
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        str(RelayError(_LONG)),
+        repr(RelayError(_LONG)),
+        str(Refused(422, "unprocessable", _LONG, [_LONG])),
+        str(WaitTimeout("any mail", 1, "1 other came", [_LONG])),
+        str(NotDelivered("failed", "sent", _LONG)),
+    ],
+    ids=lambda shown: str(shown)[:20],
+)
+def test_no_error_fills_a_log(shown: str) -> None:
+    """However long what is said in it is."""
+    assert len(shown) <= 20_000
+    assert shown.endswith("\u2026")
 
 
 def _message() -> MessageData:

@@ -11,6 +11,7 @@
  * what answers is none, 4 where nothing answers.
  */
 
+import { readFileSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { isAddress, isToken } from "./answers.js";
 import {
@@ -41,6 +42,9 @@ is a key of it ('relay key create --owner tests --scope read,send' makes one). W
 nothing is sent, and an inbox is anonymous: what 'inbox --json' prints opens it, and its address
 does not.
 
+  inbox=$(relay-client inbox --json)
+  echo "$inbox" | relay-client code - --subject Welcome
+
   inbox [--ttl MINUTES] [--local-part NAME] [--domain DOMAIN] [--json]
                         make an inbox; prints its address. It lives for as long as the plan allows
                         unless --ttl says less
@@ -52,12 +56,14 @@ does not.
   none INBOX            see that nothing comes, for --timeout (1 s)
   messages INBOX [QUERY]
                         the messages there, newest first, as JSON; all, or what matches:
-                        'from:shop has:attachment -invoice'
+                        'from:shop has:attachment -invoice'; --timeout is 60s unless given
   send --from ADDRESS --to ADDRESS… [--subject S] [--text T] [--html H]
                         send a message, and wait until it is sent; prints its id
   close INBOX           end an inbox, and all that is in it
 
-INBOX is an address, or what 'inbox --json' printed. What waits takes these, and what is there
+INBOX is an address; or - where what 'inbox --json' printed is given as the standard input, @FILE
+where it is in a file. It, and a --token, may be a word of the command, too: then all who use this
+machine can read it while the command runs. What waits takes these, and what is there
 already counts:
 
   --subject PART        of the subject, in any case
@@ -168,7 +174,11 @@ async function run(words: string[]): Promise<number> {
       return 0;
     case "messages": {
       const inbox = opened(relay, rest);
-      const found = await (rest[1] === undefined ? inbox.messages() : inbox.search(rest[1]));
+      const time = { timeout: milliseconds(values.timeout ?? "60s") };
+      const [, q] = rest;
+      const found = await (q === undefined
+        ? inbox.messages(undefined, time)
+        : inbox.search(q, undefined, time));
       return print(inert(found.map(named)));
     }
     case "send": {
@@ -210,8 +220,9 @@ function wanted({ subject, sender, after }: Values) {
   return { subject, sender, after };
 }
 
-function opened(relay: Relay, [inbox]: string[]): Inbox {
-  if (inbox === undefined) throw new Usage("say which inbox");
+function opened(relay: Relay, [word]: string[]): Inbox {
+  if (word === undefined) throw new Usage("say which inbox");
+  const inbox = /^(-$|@)/.test(word) ? contentOf(word) : word;
   if (isAddress(inbox) && !/\{|"session_token"/.test(inbox)) return relay.mailbox(inbox);
   try {
     const { address, session_token: token = null } = JSON.parse(inbox) as Record<string, unknown>;
@@ -222,6 +233,15 @@ function opened(relay: Relay, [inbox]: string[]): Inbox {
     // Said below.
   }
   throw new Usage("an inbox is an address, or what 'inbox --json' prints"); // and it has a token
+}
+
+/** What is in a file, or comes from the standard input. */
+function contentOf(word: string): string {
+  try {
+    return readFileSync(word === "-" ? 0 : word.slice(1), "utf8").trim();
+  } catch (error) {
+    throw new Usage(`there is no inbox in ${word}: ${String(error)}`);
+  }
 }
 
 /** A message as the relay's calls and `relay messages wait --json` write it. */

@@ -2,8 +2,8 @@
  * The errors of this client.
  *
  * All of it is a `RelayError`; each text says what was asked for and what came instead.  What others
- * have said is spelt in it where it could drive a terminal, or whoever runs CI (`visible`); other
- * properties have it as it was said, and cannot be enumerated: Node.js and runners of tests print
+ * have said is spelt in it where it could drive a terminal, or whoever runs CI (`visible`), and cut
+ * where it is long; other properties have it as it was said, and cannot be enumerated: Node.js and runners of tests print
  * those that can.  An error's `name` is its class's, for whoever has two copies of this package and so
  * cannot ask `instanceof`.
  */
@@ -15,7 +15,7 @@ export class RelayError extends Error {
   override name = "RelayError";
 
   constructor(message: string, options?: ErrorOptions) {
-    super(visible(message), options);
+    super(visible(message, 20_000), options);
   }
 }
 

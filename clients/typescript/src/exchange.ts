@@ -33,12 +33,16 @@ const GRACE = 5_000; // by which the answer to a wait may be late
 const WHOLE = 120_000; // until an answer has been read
 
 /**
- * More than what is no message has, a list of two hundred of them included, in bytes; read, it takes
- * many times as much at worst.
+ * More than what is no message has, and no list of them, in bytes; read, it takes many times as much
+ * at worst.
  */
 const JSON_BYTES = 2 << 20;
 
-/** More than a message's texts, headers and links can have in JSON (a million characters each). */
+/**
+ * More than a message's texts, headers and links can have in JSON (a million characters each), and
+ * than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does not
+ * cut them.
+ */
 export const MESSAGE_BYTES = 32 << 20;
 
 /** Ten times the largest message that a relay takes unless its operator allows more, in bytes. */
@@ -104,23 +108,27 @@ export class Exchange {
     request: RepeatableRequest | (() => RepeatableRequest),
     shape: Shape,
     deadline?: number,
+    ends?: number,
   ): Promise<T> {
-    return decoded(await this.call(request, deadline), shape) as T;
+    return decoded(await this.call(request, deadline, ends), shape) as T;
   }
 
   /**
    * Make a call until it is answered; return the answer if it is a good one.  No try outlasts the
    * deadline, but for one that may keep its answer back; without one, and without impatience, a call
-   * is repeated for `RETRY_TIMEOUT`.  What differs from try to try is made anew for each.
+   * is repeated for `RETRY_TIMEOUT`, and no try outlasts `ends`.  What differs from try to try is made
+   * anew for each.
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),
     deadline?: number,
+    ends = Infinity,
   ): Promise<Answer> {
     const began = performance.now();
     const patience = this.#patience();
-    const limit = deadline ?? (patience === undefined ? undefined : began + patience);
-    const last = limit ?? began + RETRY_TIMEOUT;
+    const limit = deadline ?? (patience === undefined ? Infinity : began + patience);
+    const least = Math.min(limit, ends);
+    const last = Math.min(least, limit < Infinity ? limit : began + RETRY_TIMEOUT);
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LAST_PAUSE)) {
       const one = typeof request === "function" ? request() : request;
       const idempotent = one.idempotent ?? true;
@@ -128,7 +136,7 @@ export class Exchange {
       let repeats: boolean;
       let rest = pause;
       try {
-        const answer = await this.#once(one, limit);
+        const answer = await this.#once(one, least);
         if (answer.fault !== undefined) throw noRelay(answer);
         return answer;
       } catch (error) {
@@ -136,7 +144,7 @@ export class Exchange {
         if (error instanceof Refused) {
           hide(error, "problem", "detail", "title"); // here, for the relay's page has no use for it
           // Which Node.js prints even where it is hidden.
-          Object.defineProperty(error, "errors", { value: error.errors.map(inALine) });
+          Object.defineProperty(error, "errors", { value: error.errors.map((one) => inALine(one)) });
           hide(error, "errors");
           failure = error;
           repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
@@ -158,11 +166,11 @@ export class Exchange {
     }
   }
 
-  async #once(request: RepeatableRequest, deadline = Infinity): Promise<Answer> {
+  async #once(request: RepeatableRequest, ends = Infinity): Promise<Answer> {
     if (this.#closed) throw new RelayError("the client is closed");
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
-    const left = Math.max(LEAST, deadline - performance.now());
+    const left = Math.max(LEAST, ends - performance.now());
     const whole =
       request.longPoll === undefined ? Math.min(WHOLE, left) : request.longPoll + GRACE;
     const began = performance.now();

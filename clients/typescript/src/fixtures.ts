@@ -3,11 +3,12 @@
 import { Refused, RelayError, Unreachable } from "./errors.js";
 import { whereFrom } from "./options.js";
 import { type Inbox, type InboxOptions, LOGINS, type Message, type Relay } from "./relay.js";
-import { visible } from "./text.js";
+import { NAME, inALine, visible } from "./text.js";
 import { FIXTURE_TTL } from "./waiting.js";
 
 const SHOWN = 20; // messages of a report
-const MOST = 4_000; // characters of a message's text there
+const REPORTS_WITHIN = 5_000; // milliseconds, or it says that they cannot be read
+const MOST = 4_000; // characters of a message's text there, and of its code and links
 
 /** What inbox a test wants; with `keep` it is left, to be looked at on the relay's page. */
 export type FixtureInboxOptions = InboxOptions & { keep?: boolean };
@@ -142,14 +143,13 @@ function loginOf(test: string): string {
 export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages: Message[] }> {
   let messages: Message[];
   try {
-    messages = (await inbox.messages(SHOWN)).reverse();
+    messages = (await inbox.messages(SHOWN, { timeout: REPORTS_WITHIN })).reverse();
   } catch (error) {
     // Whatever it is: this is said beside a test's own failure, and its inbox is still to be closed.
     const why = error instanceof RelayError ? error.message : visible(String(error));
     return { text: `what came cannot be read: ${why}`, messages: [] };
   }
-  const text = messages.map(described).join("\n\n----\n\n") || "nothing came";
-  return { text: visible(text), messages };
+  return { text: messages.map(described).join("\n\n----\n\n") || "nothing came", messages };
 }
 
 /**
@@ -167,11 +167,11 @@ export function framed(html: string): string {
 
 function described(message: Message): string {
   const at = message.receivedAt.toISOString().slice(11, 19);
-  return [
-    `${at} from ${message.sender ?? "<>"}: ${message.subject ?? "(no subject)"}`,
-    ...(message.code === null ? [] : [`code: ${message.code}`]),
+  const { sender, subject, code } = message;
+  const head = [
+    `${at} from ${inALine(sender ?? "<>", NAME)}: ${inALine(subject ?? "(no subject)", NAME)}`,
+    ...(code === null ? [] : [`code: ${code}`]),
     ...message.links.slice(0, 10).map((link) => `link: ${link}`),
-    "",
-    (message.text ?? message.html ?? "").trim().slice(0, MOST),
   ].join("\n");
+  return `${visible(head, MOST)}\n\n${visible((message.text ?? message.html ?? "").trim(), MOST)}`;
 }

@@ -35,6 +35,7 @@ export {
   Attachment,
   Inbox,
   type InboxOptions,
+  type ListOptions,
   Message,
   type NewAttachment,
   type NewMessage,

@@ -37,7 +37,7 @@ import {
   smtpServerOf,
 } from "./fixtures.js";
 import { type Inbox, Relay } from "./relay.js";
-import { inALine, visible } from "./text.js";
+import { NAME, inALine, visible } from "./text.js";
 
 export { expect };
 export type { SmtpServer };
@@ -113,7 +113,7 @@ export const fixtures: Fixtures<
       await test.attach(visible(`mail to ${inbox.address}`), { body: text, contentType: "text/plain" });
       for (const { subject, html } of messages) {
         if (html !== null) {
-          await test.attach(`mail: ${inALine(subject ?? "(no subject)")}`, {
+          await test.attach(`mail: ${inALine(subject ?? "(no subject)", NAME)}`, {
             body: framed(html),
             contentType: "text/html",
           });

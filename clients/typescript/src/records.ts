@@ -7,7 +7,7 @@
 import { NoSuchLink } from "./errors.js";
 import { isLike } from "./links.js";
 import type { components } from "./schema.js";
-import { inALine, quoted } from "./text.js";
+import { LINK, inALine, quoted } from "./text.js";
 
 type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
@@ -126,7 +126,7 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
     for (const link of this.links) {
       if (match === undefined || matches(link, match)) return link;
     }
-    const listed = this.links.map((link) => `\n  ${inALine(link)}`).join("") || " none";
+    const listed = this.links.map((link) => `\n  ${inALine(link, LINK)}`).join("") || " none";
     const what =
       match === undefined
         ? ""

@@ -13,6 +13,7 @@ import {
   Refused,
   RelayError,
   UnexpectedMail,
+  Unreachable,
   WaitTimeout,
 } from "./errors.js";
 import {
@@ -70,6 +71,7 @@ const PAGE = 200;
 const MOST_EMPTY = 1_000; // pages of a list with nothing on them; a relay looks a second for each
 const LINK = 8 << 10; // bytes of the header that names a next page
 const CLOSES_WITHIN = 2_000; // or is left to its time
+const LIST_TIMEOUT = 60_000; // with all of its pages
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
 const FIRST_LOOK = 20; // between two looks at what was sent
 const LAST_LOOK = 500;
@@ -91,6 +93,12 @@ export interface InboxOptions {
   localPart?: string | undefined;
   /** One of the relay's domains; the first unless said. */
   domain?: string | undefined;
+}
+
+/** How a list is read. */
+export interface ListOptions {
+  /** For how long at most, in milliseconds, with all of its pages; 60,000 unless said. */
+  timeout?: number | undefined;
 }
 
 /** A file to go with a message. */
@@ -304,21 +312,26 @@ export class Inbox implements AsyncDisposable {
     return found;
   }
 
-  /** Read what is there, the newest first. */
-  messages(limit = 100): Promise<Message[]> {
-    return this.#listed(undefined, limit);
+  /** Read what is there, the newest first; `Unreachable` where that takes over `timeout` in all. */
+  messages(limit = 100, { timeout = LIST_TIMEOUT }: ListOptions = {}): Promise<Message[]> {
+    return this.#listed(undefined, limit, timeout);
   }
 
-  /** Read what matches (`from:shop has:attachment -word "a phrase"`), the newest first. */
-  search(q: string, limit = 100): Promise<Message[]> {
-    return this.#listed(q, limit);
+  /** Read what matches (`from:shop has:attachment -word "a phrase"`), in the same way. */
+  search(q: string, limit = 100, { timeout = LIST_TIMEOUT }: ListOptions = {}): Promise<Message[]> {
+    return this.#listed(q, limit, timeout);
   }
 
   /**
    * A page of them by a call; of an older relay, each by one of its own.  A page may be empty and
    * have a next one: of a search that looked for long enough.
    */
-  async #listed(q: string | undefined, limit: number): Promise<Message[]> {
+  async #listed(q: string | undefined, limit: number, timeout: number): Promise<Message[]> {
+    const ends = performance.now() + waitable(timeout);
+    const inTime = () => {
+      if (performance.now() < ends) return;
+      throw new Unreachable(`the list of ${this.address} has not ended after ${timeout / 1000} s`);
+    };
     const entries: (EntryJson | WholeEntryJson)[] = [];
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
     let path: string | undefined;
@@ -327,12 +340,16 @@ export class Inbox implements AsyncDisposable {
     while (entries.length < limit) {
       const answer: Answer =
         path === undefined
-          ? await this.#firstPage(query)
-          : await this.#exchange.call({
-              ...this.#request("GET", ""),
-              path: ofAtMost(path, limit - entries.length),
-              most: MESSAGE_BYTES,
-            });
+          ? await this.#firstPage(query, ends)
+          : await this.#exchange.call(
+              {
+                ...this.#request("GET", ""),
+                path: ofAtMost(path, limit - entries.length),
+                most: MESSAGE_BYTES,
+              },
+              undefined,
+              ends,
+            );
       const page = decoded(answer, answers.LIST) as EntryJson[];
       entries.push(...page);
       path = following(answer);
@@ -343,27 +360,35 @@ export class Inbox implements AsyncDisposable {
         throw noRelay(answer, `${empty} pages of its list are empty, and it goes on`);
       }
       seen.add(path);
+      inTime();
     }
     const found: Message[] = [];
     for (const entry of entries.slice(0, limit)) {
-      const one = { ...this.#request("GET", ofMessage(entry.id)), most: MESSAGE_BYTES };
-      const json = answers.MESSAGE(entry)
-        ? (entry as WholeEntryJson)
-        : await this.#exchange.json<MessageJson>(one, answers.MESSAGE);
+      let json = entry as WholeEntryJson | MessageJson;
+      if (!answers.MESSAGE(entry)) {
+        inTime();
+        const one = { ...this.#request("GET", ofMessage(entry.id)), most: MESSAGE_BYTES };
+        json = await this.#exchange.json<MessageJson>(one, answers.MESSAGE, undefined, ends);
+      }
       found.push(new Message(this.#reader, json));
     }
     return found;
   }
 
   /** Asks for whole messages; a relay that does not know them, for what lists show. */
-  async #firstPage(query: Query): Promise<Answer> {
+  async #firstPage(query: Query, ends: number): Promise<Answer> {
+    const page = (asked: Query) =>
+      this.#exchange.call(this.#list(asked), undefined, ends);
     try {
-      const whole = this.#request("GET", "/messages", { ...query, whole: "true" });
-      return await this.#exchange.call({ ...whole, most: MESSAGE_BYTES });
+      return await page({ ...query, whole: "true" });
     } catch (error) {
       if (!(error instanceof Refused && error.problem === "unknown-parameter")) throw error;
     }
-    return this.#exchange.call(this.#request("GET", "/messages", query));
+    return page(query);
+  }
+
+  #list(query: Query): RepeatableRequest {
+    return { ...this.#request("GET", "/messages", query), most: MESSAGE_BYTES };
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
@@ -404,7 +429,7 @@ export class Inbox implements AsyncDisposable {
   ): Promise<WaitTimeout> {
     const limit = Math.min(found.length + OTHERS + 1, PAGE);
     try {
-      const request = this.#request("GET", "/messages", { limit });
+      const request = this.#list({ limit });
       const deadline = performance.now() + LISTS_WITHIN;
       const until = (performance.now() + deadline) / 2;
       let entries: EntryJson[];

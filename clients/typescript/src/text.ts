@@ -1,16 +1,27 @@
 /**
  * Strangers' texts, as errors and reports show them: to be read, and to drive nothing.  The Python
  * client does the same (_text.py); clients/cases.json holds both to it.
+ *
+ * No more of it is shown than a reader wants, or a stranger could fill a log: a subject of invisible
+ * characters grows to nine times its size.
  */
+
+/** How many characters are shown of a name, a subject and their like. */
+export const NAME = 200;
+
+/** The same of a link. */
+export const LINK = 1_000;
 
 /**
  * A text of several lines, with all that could drive its reader spelt (`\u001b`): control characters,
  * those that turn the direction of a text, those that have no width, and the first characters of what
  * CI obeys.  GitHub Actions obeys lines that begin with `::error::` and its like, and `##[…]`
  * anywhere; Azure Pipelines `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
+ * No more than `most` characters, if that is said; what is left out is an ellipsis.
  */
-export function visible(text: string): string {
-  return text
+export function visible(text: string, most = Infinity): string {
+  const shown = text
+    .slice(0, 9 * most) // which become no fewer than may be shown
     .replaceAll("\r\n", "\n")
     .replace(
       /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu,
@@ -21,18 +32,18 @@ export function visible(text: string): string {
     )
     .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
     .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
+  const all = [...shown];
+  return all[most] ? all.slice(0, most - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
 }
 
 /** The same on one line. */
-export function inALine(text: string): string {
-  return visible(
-    text.replace(/[\n\r\t]/g, (one) => (one === "\n" ? "\\n" : one === "\r" ? "\\r" : "\\t")),
-  );
+export function inALine(text: string, most?: number): string {
+  return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), most);
 }
 
-/** The same on one line and in quotes. */
+/** The same on one line and in quotes, as much of it as of a name. */
 export function quoted(text: string): string {
-  const line = inALine(text.replaceAll("\\", "\\\\"));
+  const line = inALine(text.replaceAll("\\", "\\\\"), NAME);
   return line.includes("'") && !line.includes('"')
     ? `"${line}"`
     : `'${line.replaceAll("'", "\\'")}'`;

@@ -7,7 +7,7 @@ import { RelayError, WaitTimeout } from "./errors.js";
 import type { CapturedJson, EntryJson, MessageData, MessageJson, RefusedJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
-import { inALine, quoted } from "./text.js";
+import { NAME, inALine, quoted } from "./text.js";
 
 type Schemas = components["schemas"];
 
@@ -99,7 +99,8 @@ export function lineOf(
   entry: Pick<EntryJson | MessageJson, "subject" | "received_at" | "from_address">,
 ): string {
   const subject = entry.subject === null ? "(no subject)" : quoted(entry.subject);
-  return inALine(`${entry.received_at} from ${entry.from_address || "<>"}: ${subject}`);
+  const sender = inALine(entry.from_address || "<>", NAME);
+  return inALine(`${entry.received_at} from ${sender}: ${subject}`);
 }
 
 /**

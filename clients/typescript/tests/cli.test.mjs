@@ -3,7 +3,10 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { once } from "node:events";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { createServer } from "node:http";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
 import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
@@ -12,9 +15,10 @@ const PROGRAM = fileURLToPath(new URL("../dist/esm/cli.js", import.meta.url));
 /**
  * @param {string[]} words
  * @param {Record<string, string>} [env]
+ * @param {string} [input]
  * @returns {Promise<{ code: number, out: string, err: string }>}
  */
-const relayClient = (words, env = {}) =>
+const relayClient = (words, env = {}, input = "") =>
   new Promise((done) => {
     const child = execFile(
       process.execPath,
@@ -22,6 +26,7 @@ const relayClient = (words, env = {}) =>
       { env: { ...process.env, ...env } },
       (_, out, err) => done({ code: child.exitCode ?? -1, out, err }),
     );
+    child.stdin?.end(input);
   });
 
 test("mail is sent, waited for and read", async () => {
@@ -87,7 +92,43 @@ test("an anonymous inbox is opened by what --json prints", async () => {
   const waited = await relayClient(["wait", inbox, "--timeout", "0.1"], anonymous);
   assert.equal(waited.code, 1);
   assert.equal(waited.err, "relay-client: waited 0.1 s for any mail; nothing came\n");
-  assert.equal((await relayClient(["close", inbox], anonymous)).code, 0);
+  // So that no word of the command has what opens it, which all users of a machine can read.
+  const file = join(await mkdtemp(join(tmpdir(), "relay-client-")), "inbox.json");
+  await writeFile(file, `${inbox}\n`);
+  const unseen = await Promise.all([
+    relayClient(["wait", "-", "--timeout", "0.1"], anonymous, `${inbox}\n`),
+    relayClient(["wait", `@${file}`, "--timeout", "0.1"], anonymous),
+  ]);
+  assert.deepEqual(unseen, [waited, waited]);
+  assert.equal((await relayClient(["close", `@${file}`], anonymous)).code, 0);
+  await rm(dirname(file), { recursive: true });
+  const [none, empty] = await Promise.all([
+    relayClient(["wait", `@${file}`], anonymous),
+    relayClient(["wait", "-"], anonymous),
+  ]);
+  assert.deepEqual([none.code, empty.code], [2, 2]);
+  assert.match(none.err, /^relay-client: there is no inbox in @.*inbox\.json: .*ENOENT/);
+  assert.match(empty.err, /^relay-client: an inbox is an address, or what 'inbox --json' prints/);
+});
+
+test("a list has an end, though a relay's pages have none", async () => {
+  let pages = 0;
+  const server = createServer((_, response) => {
+    pages += 1;
+    response.setHeader("Link", `</api/v1/mailboxes/a@b/messages?cursor=${pages}>; rel="next"`);
+    setTimeout(() => response.end("[]"), 20);
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const env = { RELAY_URL: `http://127.0.0.1:${port}` };
+  for (const more of [[], ["word"]]) {
+    const listed = await relayClient(["messages", "a@b", ...more, "--timeout", "200ms"], env);
+    assert.equal(listed.code, 4);
+    assert.match(listed.err, /^relay-client: (the list of a@b has not ended after 0\.2 s|.*takes too long\))\n/);
+  }
+  server.close();
+  server.closeAllConnections();
+  assert.ok(pages < 30);
 });
 
 test("what answers and is no relay is refused", async () => {

@@ -23,9 +23,9 @@ import { mistype, sendAs } from "./refusals.mjs";
 
 /** @param {string} name */
 const inner = (name) => import(new URL(`../dist/esm/${name}.js`, import.meta.url).href);
-const { inboxOf, smtpServerOf } = await inner("fixtures");
+const { arrivedAt, inboxOf, smtpServerOf } = await inner("fixtures");
 const { MessageData } = await inner("records");
-const { quoted, visible } = await inner("text");
+const { inALine, quoted, visible } = await inner("text");
 const { concerning, isNear } = await inner("waiting");
 
 const relay = new Relay();
@@ -535,6 +535,55 @@ for (const refuses of [true, false]) {
   });
 }
 
+for (const entries of [[], [{ id: "1", from_address: null, subject: null, received_at: "2026-01-01T00:00:00Z" }]]) {
+  test(`a list of pages with ${entries.length} entries ends in its time, and a report`, async () => {
+    let pages = 0;
+    const server = createServer((_, response) => {
+      pages += 1;
+      response.setHeader("Link", `</api/v1/mailboxes/a@b/messages?cursor=${pages}>; rel="next"`);
+      setTimeout(() => response.end(JSON.stringify(entries)), 50);
+    }).listen(0, "127.0.0.1");
+    await once(server, "listening");
+    const inbox = new Relay({ url: `http://127.0.0.1:${portOf(server)}` }).mailbox("a@b");
+    const late = /^Unreachable: the (list of a@b has not ended after 0.2 s|relay does not answer GET .*too long)/;
+    await assert.rejects(inbox.messages(10_000, { timeout: 200 }), late);
+    await assert.rejects(inbox.search("q", 10_000, { timeout: 200 }), late);
+    assert.ok(pages < 20);
+    await assert.rejects(inbox.messages(1, { timeout: Infinity }), /a time to wait is a number/);
+    server.close();
+    server.closeAllConnections();
+  });
+}
+
+test("a report asks for a list that ends in five seconds", async () => {
+  /** @type {unknown[]} */
+  const asked = [];
+  const messages = async (/** @type {unknown[]} */ ...how) => {
+    asked.push(...how);
+    throw new Unreachable("late");
+  };
+  assert.equal((await arrivedAt({ messages })).text, "what came cannot be read: late");
+  assert.deepEqual(asked, [20, { timeout: 5_000 }]);
+});
+
+test("what came is listed however long its subjects are", async () => {
+  const entries = [...Array(60).keys()].map((n) => {
+    const subject = "x".repeat(65_536);
+    return { id: String(n), from_address: null, subject, received_at: "2026-01-01T00:00:00Z" };
+  });
+  const server = createServer((asked, response) => {
+    response.end(asked.url?.includes("/wait?") ? "null" : JSON.stringify(entries));
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const inbox = new Relay({ url: `http://127.0.0.1:${portOf(server)}` }).mailbox("a@b");
+  await assert.rejects(inbox.wait({ timeout: 50 }), (/** @type {Error} */ error) => {
+    assert.match(error.message, /others came, the newest 20:/);
+    return error.message.length < 6_000;
+  });
+  server.close();
+  server.closeAllConnections();
+});
+
 test("an id leads nowhere else", async () => {
   /** @type {string[]} */
   const asked = [];
@@ -777,6 +826,35 @@ for (const { text, visible: shown, quoted: inQuotes } of cases.texts) {
     assert.equal(visible(shown), shown);
   });
 }
+
+for (const { text, times, most, visible: shown, in_a_line: line, quoted: inQuotes } of cases.long) {
+  test(`both clients show as much of many ${JSON.stringify(text)}`, () => {
+    const long = text.repeat(times);
+    assert.equal(visible(long, most), shown);
+    assert.equal(inALine(long, most), line);
+    assert.equal(quoted(long), inQuotes);
+  });
+}
+
+test("no error and no report fills a log", async () => {
+  const long = "\u{e0041}".repeat(100_000);
+  for (const error of [
+    new RelayError(long),
+    new Refused(422, "unprocessable", long, [long]),
+    new WaitTimeout("any mail", 1, "1 other came", [long]),
+    new NotDelivered("failed", "sent", long),
+  ]) {
+    assert.ok(error.message.length <= 20_000 && error.message.endsWith("…"), error.name);
+  }
+  const links = Array(20).fill(`https://x.example/${"q".repeat(15_000)}`);
+  const message = {
+    ...{ subject: long, sender: long, code: null, links, text: long, html: null },
+    receivedAt: new Date(),
+  };
+  const { text: said } = await arrivedAt({ messages: async () => [message, message] });
+  assert.ok(said.includes("from \\u{e0041}") && said.includes("…: \\u{e0041}"));
+  assert.ok(said.length < 20_000);
+});
 
 /** @type {Record<string, (client: Relay) => Promise<unknown>>} */
 const CALLS = {

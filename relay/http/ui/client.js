@@ -1,7 +1,9 @@
 // Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so any more.
 
-function visible(text) {
-    return text
+const NAME = 200;
+function visible(text, most = Infinity) {
+    const shown = text
+        .slice(0, 9 * most)
         .replaceAll("\r\n", "\n")
         .replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, (one) => {
         const code = (one.codePointAt(0) ?? 0).toString(16);
@@ -9,12 +11,14 @@ function visible(text) {
     })
         .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
         .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
+    const all = [...shown];
+    return all[most] ? all.slice(0, most - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
 }
-function inALine(text) {
-    return visible(text.replace(/[\n\r\t]/g, (one) => (one === "\n" ? "\\n" : one === "\r" ? "\\r" : "\\t")));
+function inALine(text, most) {
+    return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), most);
 }
 function quoted(text) {
-    const line = inALine(text.replaceAll("\\", "\\\\"));
+    const line = inALine(text.replaceAll("\\", "\\\\"), NAME);
     return line.includes("'") && !line.includes('"')
         ? `"${line}"`
         : `'${line.replaceAll("'", "\\'")}'`;
@@ -23,7 +27,7 @@ function quoted(text) {
 class RelayError extends Error {
     name = "RelayError";
     constructor(message, options) {
-        super(visible(message), options);
+        super(visible(message, 20_000), options);
     }
 }
 class Unreachable extends RelayError {

@@ -250,16 +250,20 @@ class AsyncInbox:
         )
         return [AsyncMessage(self, one) for one in found]
 
-    async def messages(self, limit: int = 100) -> list[AsyncMessage]:
-        """Read what is there, the newest first."""
-        return await self._listed(None, limit)
+    async def messages(
+        self, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT
+    ) -> list[AsyncMessage]:
+        """Read what is there, the newest first; `Unreachable` where that takes over `timeout` s."""
+        return await self._listed(None, limit, timeout)
 
-    async def search(self, q: str, limit: int = 100) -> list[AsyncMessage]:
-        """Read what matches (`from:shop has:attachment -word "a phrase"`), the newest first."""
-        return await self._listed(q, limit)
+    async def search(
+        self, q: str, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT
+    ) -> list[AsyncMessage]:
+        """Read what matches (`from:shop has:attachment -word "a phrase"`), in the same way."""
+        return await self._listed(q, limit, timeout)
 
-    async def _listed(self, q: str | None, limit: int) -> list[AsyncMessage]:
-        found = await self._do(_flows.messages(self._handle, q, limit))
+    async def _listed(self, q: str | None, limit: int, timeout: float) -> list[AsyncMessage]:
+        found = await self._do(_flows.messages(self._handle, q, limit, timeout))
         return [AsyncMessage(self, one) for one in found]
 
     async def _do(self, flow: Flow[T]) -> T:

@@ -20,11 +20,13 @@ from relay_client._text import quoted
 
 LATE = "it takes too long"
 JSON_BYTES = 2 << 20
-"""More than what is no message has, a list of two hundred of them included; read, it takes thirty
-times as much at worst."""
+"""More than what is no message has, and no list of them; read, it takes thirty times as much at
+worst."""
 
 MESSAGE_BYTES = 32 << 20
-"""More than a message's texts, headers and links can have in JSON (a million characters each)."""
+"""More than a message's texts, headers and links can have in JSON (a million characters each), and
+than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does not
+cut them."""
 
 RAW_BYTES = 256 << 20
 """Ten times the largest message that a relay takes unless its operator allows more."""

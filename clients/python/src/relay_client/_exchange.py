@@ -105,25 +105,28 @@ Flow = Generator[Union[ApiRequest, Pause], Any, T]
 
 
 def call(
-    request: ApiRequest | Callable[[], ApiRequest], deadline: float | None = None
+    request: ApiRequest | Callable[[], ApiRequest],
+    deadline: float | None = None,
+    ends: float | None = None,
 ) -> Flow[Answer]:
     """Make a call until it is answered; return the answer if it is a good one.
 
     `deadline` is of `time.monotonic()`; no try outlasts it, but for one that may keep its answer
-    back; without one a call is repeated for `RETRY_TIMEOUT`.  What differs from try to try is made
-    anew for each.
+    back; without one a call is repeated for `RETRY_TIMEOUT`, and no try outlasts `ends`.  What
+    differs from try to try is made anew for each.
     """
     began = time.monotonic()
-    bounded = deadline is not None
     if deadline is None:
         deadline = began + RETRY_TIMEOUT
+    else:
+        ends = deadline
     pause = _FIRST_PAUSE
     while True:
         failure: Refused | Unreachable
         rest = pause
         one = request if isinstance(request, ApiRequest) else request()
-        if bounded and one.long_poll is None:
-            one = replace(one, within=max(_LEAST, deadline - time.monotonic()))
+        if ends is not None and one.long_poll is None:
+            one = replace(one, within=min(_WHOLE, max(_LEAST, ends - time.monotonic())))
         try:
             answer: Answer = yield one
         except httpx.TransportError as error:
@@ -151,7 +154,7 @@ def call(
                 one.idempotent or answer.status == 429
             )
             rest = max(pause, failure.retry_after)
-        if not repeats or time.monotonic() + rest > deadline:
+        if not repeats or time.monotonic() + rest > min(deadline, ends or deadline):
             raise failure
         yield Pause(rest)
         pause = min(2 * pause, _LAST_PAUSE)
@@ -172,10 +175,13 @@ def refused(answer: Answer) -> Refused:
 
 
 def call_json(
-    request: ApiRequest | Callable[[], ApiRequest], shape: Shape, deadline: float | None = None
+    request: ApiRequest | Callable[[], ApiRequest],
+    shape: Shape,
+    deadline: float | None = None,
+    ends: float | None = None,
 ) -> Flow[Any]:
     """Make a call, and return what its answer says."""
-    return decoded((yield from call(request, deadline)), shape)
+    return decoded((yield from call(request, deadline, ends)), shape)
 
 
 def decoded(answer: Answer, shape: Shape) -> Any:

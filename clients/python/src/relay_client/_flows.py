@@ -35,8 +35,15 @@ from relay_client._exchange import (
     no_relay,
 )
 from relay_client._records import JSON, OutboundEntry, State, parsed_time
-from relay_client._text import in_a_line, quoted
-from relay_client.errors import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
+from relay_client._text import NAME, in_a_line, quoted
+from relay_client.errors import (
+    NotDelivered,
+    Refused,
+    RelayError,
+    UnexpectedMail,
+    Unreachable,
+    WaitTimeout,
+)
 
 __tracebackhide__ = True  # a test that fails shows the test
 NewAttachment = Union[str, "os.PathLike[str]", tuple[str, bytes], tuple[str, bytes, str]]
@@ -45,6 +52,9 @@ NewAttachment = Union[str, "os.PathLike[str]", tuple[str, bytes], tuple[str, byt
 Params = Mapping[str, Union[str, float]]
 
 MAILBOXES = "/api/v1/mailboxes"
+
+LIST_TIMEOUT = 60.0
+"""Seconds within which a list is read, with all of its pages, unless it is said."""
 
 CLOSES_WITHIN = 2.0
 """Seconds within which an inbox is ended, or left to its time."""
@@ -270,7 +280,7 @@ def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]
     pause = _LOOK
     while True:
         entries: list[JSON] = yield from call_json(
-            handle.get("/messages", {"limit": limit}), _answers.LIST, deadline
+            handle.get("/messages", {"limit": limit}, most=MESSAGE_BYTES), _answers.LIST, deadline
         )
         parsed = all(entry.get("has_attachments", False) is not None for entry in entries)
         if parsed or time.monotonic() + pause > until:
@@ -340,15 +350,18 @@ def _instead(count: int, some_found: bool) -> str:
 
 def _line(entry: JSON) -> str:
     subject = "(no subject)" if entry["subject"] is None else quoted(entry["subject"])
-    return in_a_line(f"{entry['received_at']} from {entry['from_address'] or '<>'}: {subject}")
+    sender = in_a_line(entry["from_address"] or "<>", NAME)
+    return f"{entry['received_at']} from {sender}: {subject}"
 
 
-def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]:
+def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> Flow[list[JSON]]:
     """Read the messages of an inbox, all or those that match a search, the newest first.
 
-    A page of them by a call; of an older relay, each by one of its own.  A page may be empty and
-    have a next one: of a search that looked for long enough.
+    `Unreachable` where that takes longer than `timeout` in all.  A page of them by a call; of an
+    older relay, each by one of its own.  A page may be empty and have a next one: of a search that
+    looked for long enough.
     """
+    ends = _deadline(timeout)
     params: dict[str, str | float] = {"limit": min(limit, _PAGE)}
     if q is not None:
         params["q"] = q
@@ -358,12 +371,11 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
     following: str | None = None
     while len(entries) < limit:
         if following is None:
-            answer = yield from _first_page(handle, params)
+            answer = yield from _first_page(handle, params, ends)
         else:
             path = _of_at_most(following, limit - len(entries))
-            answer = yield from call(
-                ApiRequest("GET", path, headers=handle.headers, most=MESSAGE_BYTES)
-            )
+            request = ApiRequest("GET", path, headers=handle.headers, most=MESSAGE_BYTES)
+            answer = yield from call(request, ends=ends)
         page: list[JSON] = decoded(answer, _answers.LIST)
         entries += page
         following = _following(answer)
@@ -375,24 +387,33 @@ def messages(handle: InboxHandle, q: str | None, limit: int) -> Flow[list[JSON]]
         if empty == _MOST_EMPTY:
             raise no_relay(answer, f"{empty} pages of its list are empty, and it goes on")
         seen.add(following)
+        if time.monotonic() >= ends:
+            raise _late(handle, timeout)
     found: list[JSON] = []
     for entry in entries[:limit]:
         if not _answers.MESSAGE(entry):
+            if time.monotonic() >= ends:
+                raise _late(handle, timeout)
             request = handle.get(_of_message(entry["id"]), most=MESSAGE_BYTES)
-            entry = yield from call_json(request, _answers.MESSAGE)
+            entry = yield from call_json(request, _answers.MESSAGE, ends=ends)
         found.append(entry)
     return found
 
 
-def _first_page(handle: InboxHandle, params: Params) -> Flow[Answer]:
+def _late(handle: InboxHandle, timeout: float) -> Unreachable:
+    return Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
+
+
+def _first_page(handle: InboxHandle, params: Params, ends: float) -> Flow[Answer]:
     """Ask for whole messages; of a relay that does not know them, for what lists show."""
     try:
         whole = handle.get("/messages", {**params, "whole": "true"}, most=MESSAGE_BYTES)
-        return (yield from call(whole))
+        return (yield from call(whole, ends=ends))
     except Refused as refused:
         if refused.problem != "unknown-parameter":
             raise
-    return (yield from call(handle.get("/messages", params)))
+    listed = handle.get("/messages", params, most=MESSAGE_BYTES)
+    return (yield from call(listed, ends=ends))
 
 
 def _of_at_most(following: str, count: int) -> str:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from relay_client._links import is_like
-from relay_client._text import in_a_line, quoted, visible
+from relay_client._text import LINK, NAME, in_a_line, quoted, visible
 from relay_client.errors import NoSuchLink
 
 JSON = dict[str, Any]
@@ -110,14 +110,15 @@ class MessageData:
         for link in self.links:
             if match is None or _matches(link, match):
                 return link
-        listed = "".join(f"\n  {in_a_line(link)}" for link in self.links) or " none"
+        listed = "".join(f"\n  {in_a_line(link, LINK)}" for link in self.links) or " none"
         what = "" if match is None else f" like {quoted(str(getattr(match, 'pattern', match)))}"
         where = "a message without a subject" if self.subject is None else quoted(self.subject)
         raise NoSuchLink(f"no link{what} in {where}; its links:{listed}")
 
     def __repr__(self) -> str:
         subject = None if self.subject is None else quoted(self.subject)
-        return in_a_line(f"<{type(self).__name__} {subject} from {self.sender}>")
+        sender = in_a_line(self.sender or "", NAME) or self.sender
+        return f"<{type(self).__name__} {subject} from {sender}>"
 
 
 def id_of(message: MessageData | str | None) -> str | None:
@@ -144,7 +145,8 @@ class AttachmentData:
 
     def __repr__(self) -> str:
         name = None if self.filename is None else quoted(self.filename)
-        return in_a_line(f"<{type(self).__name__} {name} {self.content_type} {self.size} bytes>")
+        kind = in_a_line(self.content_type, NAME)
+        return f"<{type(self).__name__} {name} {kind} {self.size} bytes>"
 
 
 class _Shown:

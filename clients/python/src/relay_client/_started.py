@@ -106,6 +106,15 @@ def running(folder: Path) -> Process | None:
         return None
 
 
+def ended(folder: Path, process: Process) -> RelayError | None:
+    """Return what is to be said of the relay that was started in `folder` if it runs no more."""
+    if _runs(process):
+        return None
+    return RelayError(
+        f"the relay that was started for these tests has ended; {_said(folder, None)}"
+    )
+
+
 def stop(folder: Path, process: Process, *, keep: bool = False) -> None:
     """Stop what `running` has returned, wait for its end, and remove its data or keep it."""
     with contextlib.suppress(ProcessLookupError):

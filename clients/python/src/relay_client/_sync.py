@@ -215,16 +215,18 @@ class Inbox:
         )
         return [Message(self, one) for one in found]
 
-    def messages(self, limit: int = 100) -> list[Message]:
-        """Read what is there, the newest first."""
-        return self._listed(None, limit)
+    def messages(self, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT) -> list[Message]:
+        """Read what is there, the newest first; `Unreachable` where that takes over `timeout` s."""
+        return self._listed(None, limit, timeout)
 
-    def search(self, q: str, limit: int = 100) -> list[Message]:
-        """Read what matches (`from:shop has:attachment -word "a phrase"`), the newest first."""
-        return self._listed(q, limit)
+    def search(
+        self, q: str, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT
+    ) -> list[Message]:
+        """Read what matches (`from:shop has:attachment -word "a phrase"`), in the same way."""
+        return self._listed(q, limit, timeout)
 
-    def _listed(self, q: str | None, limit: int) -> list[Message]:
-        found = self._do(_flows.messages(self._handle, q, limit))
+    def _listed(self, q: str | None, limit: int, timeout: float) -> list[Message]:
+        found = self._do(_flows.messages(self._handle, q, limit, timeout))
         return [Message(self, one) for one in found]
 
     def _do(self, flow: Flow[T]) -> T:

@@ -7,6 +7,9 @@ written with).  So are the first characters of what CI obeys.  GitHub Actions
 obeys lines that begin with `::error::` and its like, and `##[…]` anywhere; Azure Pipelines
 `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
 
+No more of it is shown than a reader wants, or a stranger could fill a log: a subject of invisible
+characters grows to nine times its size.
+
 The TypeScript client does the same in text.ts; clients/cases.json holds both to it.
 """
 
@@ -22,24 +25,38 @@ _COMMANDS = re.compile(
     r"^([^\S\n]*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE | re.IGNORECASE
 )
 _ENDS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PART = re.compile(r"\\(?:u[{0-9a-f]*)?$")
+
+NAME = 200
+"""Characters that are shown of a name, a subject and their like."""
+
+LINK = 1000
+"""The same of a link."""
 
 
-def visible(text: str) -> str:
-    """Return a text of several lines, with all that could drive its reader spelt."""
-    shown = _DRIVES.sub(_spelt, text.replace("\r\n", "\n"))
-    return _COMMANDS.sub(
+def visible(text: str, most: int | None = None) -> str:
+    """Return a text of several lines, with all that could drive its reader spelt.
+
+    No more than `most` characters, if that is said; what is left out is an ellipsis.
+    """
+    some = text if most is None else text[: 9 * most]  # no fewer than may be shown
+    shown = _DRIVES.sub(_spelt, some.replace("\r\n", "\n"))
+    shown = _COMMANDS.sub(
         lambda found: f"{found[1]}\\u003a" if found[1] is not None else "\\u0023", shown
     )
+    if most is None or len(shown) <= most:
+        return shown
+    return _PART.sub("", shown[: most - 1]) + "\u2026"
 
 
-def in_a_line(text: str) -> str:
+def in_a_line(text: str, most: int | None = None) -> str:
     """Return the same on one line."""
-    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], text))
+    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], text), most)
 
 
 def quoted(text: str) -> str:
-    """Return the same on one line and in quotes."""
-    line = in_a_line(text.replace("\\", "\\\\"))
+    """Return the same on one line and in quotes, as much of it as of a name."""
+    line = in_a_line(text.replace("\\", "\\\\"), NAME)
     if "'" in line and '"' not in line:
         return f'"{line}"'
     return "'" + line.replace("'", "\\'") + "'"

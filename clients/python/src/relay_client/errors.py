@@ -1,8 +1,8 @@
 """The errors of this client.
 
 All of it is a `RelayError`; each text says what was asked for and what came instead.  What others
-have said is spelt in it where it could drive a terminal, or whoever runs CI (`relay_client._text`);
-attributes have it as it was said.
+have said is spelt in it where it could drive a terminal, or whoever runs CI (`relay_client._text`),
+and cut where it is long; attributes have it as it was said.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Sequence
 
 from relay_client._text import visible
 
+_MOST = 20_000  # characters of a text
+
 
 class RelayError(Exception):
     """Anything that this client raises on its own."""
 
     def __str__(self) -> str:
-        return visible(self._said())
+        return visible(self._said(), _MOST)
 
     def __repr__(self) -> str:
-        return visible(super().__repr__())
+        return visible(super().__repr__(), _MOST)
 
     def _said(self) -> str:
         return super().__str__()

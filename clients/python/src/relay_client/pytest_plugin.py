@@ -6,10 +6,10 @@
 | `inbox` | an `Inbox` of this test alone, which ends with it |
 | `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
 
-When a test fails, what came to its inbox is in the report.  Where there is no relay, the tests that
-want one fail, and why is said once, at the end.  `--relay-keep` leaves inboxes, and the
-data of a relay that was started, as they are; `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says
-what inbox a test wants.
+When a test fails, what came to its inbox is in the report.  Where there is no relay, or none any
+more, the tests that want one fail, and why is said once, at the end.  `--relay-keep` leaves
+inboxes, and the data of a relay that was started, as they are;
+`@pytest.mark.relay_inbox(ttl=…, local_part=…)` says what inbox a test wants.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ import re
 from collections.abc import Generator, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from relay_client import Inbox, Info, Refused, Relay, RelayError
+from relay_client import Inbox, Info, Refused, Relay, RelayError, Unreachable
+from relay_client._bounds import within
 from relay_client._connect import is_loopback
 from relay_client._saying import Kept, Missing, Progress
-from relay_client._started import Process, opens, running, started, stop
-from relay_client._text import visible
+from relay_client._started import Process, ended, opens, running, started, stop
+from relay_client._text import NAME, in_a_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+T = TypeVar("T")
+
+_BACK = 0.5  # s in which a relay answers that did not before
 _SHOWN = 20  # messages of a report
-_MOST = 4000  # characters of a message's text there
+_REPORTS_WITHIN = 5.0  # s, or it says that they cannot be read
+_MOST = 4000  # characters of a message's text there, and of its code and links
 _NAMES = Signature(
     [
         Parameter("ttl", Parameter.POSITIONAL_OR_KEYWORD, default=None),
@@ -91,6 +97,7 @@ class _Relays:
         self._owner = os.getppid() if self._is_worker else os.getpid()
         self._keeps = bool(config.getoption("relay_keep"))
         self._ours: tuple[Path, Process] | None = None
+        self._away: tuple[RelayError, str] | None = None
         self.missing = Missing()
         self.kept = Kept()
 
@@ -101,23 +108,50 @@ class _Relays:
             relay = Relay(*self._where(factory))
         except RelayError as error:
             self.missing.fail(error)
-        advice = ""
-        if os.environ.get("RELAY_URL"):
-            advice = (
-                "RELAY_URL (and RELAY_TOKEN) say where it is and what opens it.  Without them a"
-                " relay is started for the run."
-            )
         try:
             relay.info()  # where no relay is that is waited for once, and not in each test
         except Refused as refused:
             anonymous = refused.status == 401 and relay.token is None
             if not anonymous:
                 relay.close()
-                self.missing.fail(refused, advice)
+                self.missing.fail(refused, self._advice())
         except RelayError as error:
             relay.close()
-            self.missing.fail(error, advice)
+            self.missing.fail(error, self._advice())
         return relay
+
+    def ask(self, relay: Relay, call: Callable[[], T]) -> T:
+        """Ask for what a test cannot do without.
+
+        A relay that went away is waited for by the test that finds that out; the others fail at
+        once, unless it answers again by then.
+        """
+        __tracebackhide__ = True
+        gone = self.ended()
+        if gone is not None:
+            self.missing.fail(gone)
+        if self._away is not None:
+            if not _answers(relay):
+                self.missing.fail(*self._away)
+            self._away = None
+        try:
+            return call()
+        except Unreachable as error:
+            gone = self.ended()
+            self._away = (error, self._advice()) if gone is None else (gone, "")
+            self.missing.fail(*self._away)
+
+    def ended(self) -> RelayError | None:
+        """Return what is to be said if the relay that was started for the run has ended."""
+        return None if self._ours is None else ended(*self._ours)
+
+    def _advice(self) -> str:
+        if not os.environ.get("RELAY_URL"):
+            return ""
+        return (
+            "RELAY_URL (and RELAY_TOKEN) say where it is and what opens it.  Without them a"
+            " relay is started for the run."
+        )
 
     def _where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
         url = os.environ.get("RELAY_URL")
@@ -133,6 +167,8 @@ class _Relays:
             progress.end("it ended")  # its log is in the explanation
             raise
         progress.end("it is ready")
+        process = running(folder)
+        self._ours = None if process is None else (folder, process)
         return found["http"], found["admin_token"]
 
     def look(self) -> None:
@@ -160,6 +196,14 @@ class _Relays:
                 folder, process = self._ours
                 stop(folder, process, keep=self._keeps)
                 self._ours = None
+
+
+def _answers(relay: Relay) -> bool:
+    try:
+        with within(_BACK), relay._http.stream("HEAD", "/"):
+            return True
+    except httpx.HTTPError:
+        return False
 
 
 _RELAYS = pytest.StashKey[_Relays]()
@@ -244,21 +288,22 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
         _NAMES.bind(*args, **wanted)
     except TypeError as error:
         pytest.fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}", pytrace=False)
-    made = relay.inbox(*args, **wanted)
+    relays = request.config.stash[_RELAYS]
+    made = relays.ask(relay, lambda: relay.inbox(*args, **wanted))
     made._handle.login = _login_of(request.node.name)
     request.node.stash[_INBOX] = made
     yield made
     if keeps:
-        request.config.stash[_RELAYS].kept.add(made.address, relay.url)
-    else:
+        relays.kept.add(made.address, relay.url)
+    elif relays.ended() is None:
         made.close()
 
 
 @pytest.fixture(scope="session")
-def _relay_info(relay: Relay) -> Info:
+def _relay_info(request: pytest.FixtureRequest, relay: Relay) -> Info:
     """Return what the relay says of itself, asked once."""
     try:
-        return relay.info()
+        return request.config.stash[_RELAYS].ask(relay, relay.info)
     except Refused as refused:
         if refused.status != 401:
             raise
@@ -306,7 +351,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     inbox = item.stash.get(_INBOX, None)
     if report.when == "teardown" or not report.failed or inbox is None:
         return
-    text = _arrived(inbox)
+    gone = item.config.stash[_RELAYS].ended()
+    text = _arrived(inbox) if gone is None else f"what came cannot be read: {gone}"
     title = visible(f"Mail to {inbox.address}")
     if hasattr(report.longrepr, "addsection"):
         report.longrepr.addsection(title, text)  # which is in JUnit's report, too
@@ -329,15 +375,18 @@ def _arrived(inbox: Inbox) -> str:
 
 
 def _listed(inbox: Inbox) -> str:
-    found = inbox.messages(_SHOWN)
+    found = inbox.messages(_SHOWN, timeout=_REPORTS_WITHIN)
     if not found:
         return "nothing came"
     parts: list[str] = []
     for message in reversed(found):
-        subject = "(no subject)" if message.subject is None else message.subject
-        head = f"{message.received_at:%H:%M:%S} from {message.sender or '<>'}: {subject}"
+        subject = "(no subject)" if message.subject is None else in_a_line(message.subject, NAME)
+        sender = in_a_line(message.sender or "<>", NAME)
         code = f"\ncode: {message.code}" if message.code else ""
         links = "".join(f"\nlink: {link}" for link in message.links[:10])
-        body = (message.text or message.html or "").strip()[:_MOST]
-        parts.append(f"{head}{code}{links}\n\n{body}")
-    return visible("\n\n----\n\n".join(parts))
+        head = visible(
+            f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MOST
+        )
+        body = visible((message.text or message.html or "").strip(), _MOST)
+        parts.append(f"{head}\n\n{body}")
+    return "\n\n----\n\n".join(parts)
