@@ -21,10 +21,11 @@ from collections.abc import (
     Awaitable,
     Callable,
     Hashable,
+    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -80,6 +81,43 @@ class Downloads:
         if not held.grow(size):
             raise unavailable(_BUSY)
 
+    @contextmanager
+    def held(self, owner: Hashable, size: int) -> Iterator[None]:
+        """Hold memory for the block, where it is much; the 503 likewise."""
+        held = self.hold(owner, size) if size > UNHELD else None
+        try:
+            yield
+        finally:
+            if held is not None:
+                held.release()
+
+    async def collected(
+        self, owner: Hashable, pieces: Iterator[bytes], loaded: int
+    ) -> tuple[bytearray, Reservation | None]:
+        """Return the pieces as one, and what is held for it; of little nothing is.
+
+        `loaded`: bytes of what they are made of, in turns (`in_turns`).  The 503 where there is no
+        room for both.
+        """
+        written = bytearray()
+        held: Reservation | None = None
+        try:
+            if loaded > UNHELD:
+                held = self.hold(owner, loaded)
+            async with aclosing(in_turns(pieces)) as made:
+                async for piece in made:
+                    written += piece
+                    amount = loaded + len(written)
+                    if held is None and amount > UNHELD:
+                        held = self.hold(owner, amount)
+                    elif held is not None:
+                        self.grow(held, amount)
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
+        return written, held
+
     async def json(
         self,
         owner: Hashable,
@@ -92,23 +130,7 @@ class Downloads:
         `loaded`: bytes of what they are made of, which is in memory until this returns.  The 503
         where there is no room for both.
         """
-        written = bytearray()
-        held: Reservation | None = None
-        try:
-            if loaded > UNHELD:
-                held = self.hold(owner, loaded)
-            async with aclosing(in_turns(json_pieces(value))) as pieces:
-                async for piece in pieces:
-                    written += piece
-                    amount = loaded + len(written)
-                    if held is None and amount > UNHELD:
-                        held = self.hold(owner, amount)
-                    elif held is not None:
-                        self.grow(held, amount)
-        except BaseException:
-            if held is not None:
-                held.release()
-            raise
+        written, held = await self.collected(owner, json_pieces(value), loaded)
         if held is None:
             return Response(bytes(written), headers=dict(headers), content_type=JSON)
         return self.written([written], held, JSON, headers)

@@ -8,7 +8,8 @@ Promises
   * Nothing polls: between two looks there is a wake-up, the instant of a mailbox's end, or a
     keep-alive.
   * Each entry is given once, in the order in which they became readable; a slow reader costs one
-    page, since the next is read when that has been written.
+    page, since the next is read when that has been written, and what is large of it is counted
+    (`relay.http.downloads`).
   * An event stream tells what is changed of messages, too, by whomever: as it is when it is looked,
     so that the last that is told of a message is how it is.
   * It ends with the mailbox, with the relay, and soon after the caller would be refused.
@@ -20,20 +21,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
 import trio
-from quart import Response
+from quart import Response, request
 
 from relay.errors import DatabaseUnavailable
+from relay.http.callers import owner_of
 from relay.http.feeds import event_stream
 from relay.http.operations import Call, Refusal
 from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.http.waiting import Waiter, Watch, watching
-from relay.mailboxes.records import News
+from relay.mailboxes.records import Entry, News, Placed
 from relay.mailboxes.visibility import Reach
 
 T = TypeVar("T")
@@ -41,9 +43,15 @@ T = TypeVar("T")
 CHANGED = "messages_changed"
 """What an event stream calls that messages were deleted, marked or tagged."""
 
+_PIECE = 64 * 1024  # bytes of events that are written at once
 _RETRY = 1.0  # s; before a stream looks again after an outage
 _SOON = 0.05  # s; until the next look where something is being stored
 _SLACK = 0.002  # s; so that a look at the end of a mailbox finds it ended
+
+
+def loaded_of(page: Iterable[tuple[Entry, Placed]]) -> int:
+    """Bytes of memory that a page of entries takes."""
+    return sum(entry.loaded + placed.loaded for entry, placed in page)
 
 
 def until_next(more: bool, expires_in: float | None) -> float:
@@ -122,11 +130,16 @@ def events_of(
     call: Call,
     waiter: Waiter,
     reach: Reach,
-    follow: Callable[[Watch], AsyncGenerator[list[T], None]],
-    as_event: Callable[[T], bytes],
+    follow: Callable[[Watch], AsyncGenerator[list[tuple[Entry, Placed]], None]],
+    as_event: Callable[[tuple[Entry, Placed]], bytes],
 ) -> Response:
     """Answer with what `follow` yields, and with what is changed of messages within reach, as
-    Server-Sent Events.  Ask `Slots.check` first."""
+    Server-Sent Events.  Ask `Slots.check` first.
+
+    What is large of a page is within the memory that there is for downloads; where it has no room
+    the stream ends, and goes on for whoever comes again behind what was sent.
+    """
+    owner = owner_of(call.caller, request, api.deps.trusted_proxies)
 
     async def edited(watch: Watch) -> bytes:
         try:
@@ -142,14 +155,26 @@ def events_of(
         with (
             api.waits.hold(waiter, "sse"),
             watching(api.deps.hub, reach.mailbox_id, call.admission, edits=True) as watch,
-            suppress(Problem),  # refused by now: all that is left to say is the end
+            suppress(Problem),  # refused by now, or no room: all that is left to say is the end
         ):
             yield b"retry: 1000\n\n"
             async with aclosing(follow(watch)) as pages:
                 async for page in pages:
-                    told = b"".join(map(as_event, page))
-                    if watch.edited:
-                        told += await edited(watch)
-                    yield told or b": still here\n\n"
+                    told, held = await api.downloads.collected(
+                        owner, map(as_event, page), loaded_of(page)
+                    )
+                    page.clear()  # what is written next may take its reader long
+                    try:
+                        if held is not None:
+                            held.shrink(len(told))
+                        if watch.edited:
+                            told += await edited(watch)
+                        for at in range(0, len(told), _PIECE):  # each has its own deadline
+                            yield bytes(told[at : at + _PIECE])
+                        if not told:
+                            yield b": still here\n\n"
+                    finally:
+                        if held is not None:
+                            held.release()
 
     return event_stream(body())

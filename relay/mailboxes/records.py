@@ -101,6 +101,12 @@ class Entry:
             "size": self.size,
         }
 
+    @property
+    def loaded(self) -> int:
+        """Bytes of memory that its texts take, which are the most of it."""
+        # Of one wide character a text has as many bytes for each.
+        return sys.getsizeof(self.subject)
+
 
 class Arrived(NamedTuple):
     """How a message arrived.
@@ -131,8 +137,7 @@ class ReceivedMessage(Entry):
 
     @property
     def loaded(self) -> int:
-        """Bytes of memory that its texts take, which are the most of it."""
-        # Of one wide character a text has as many bytes for each.
+        """The same."""
         return sys.getsizeof(self.body_text) + sys.getsizeof(self.body_html)
 
     def as_json(self) -> dict[str, Any]:
@@ -182,9 +187,7 @@ class Placed:
         text = self.beginning or ""
         if self.is_html:
             text = text_of(text)
-        snippet = " ".join(text.split())
-        if len(snippet) > SNIPPET:
-            snippet = snippet[: SNIPPET - 1].rstrip() + "…"
+        snippet = _shortened(" ".join(text.split()), SNIPPET)
         return {
             "mailbox": self.mailbox,
             "tags": self.tags,
@@ -192,6 +195,11 @@ class Placed:
             "otp": self.otp,
             "from_name": self.from_name,
         }
+
+    @property
+    def loaded(self) -> int:
+        """Bytes of memory that its texts take."""
+        return sys.getsizeof(self.beginning) + sum(map(sys.getsizeof, self.tags))
 
 
 @dataclass(frozen=True)
@@ -234,11 +242,14 @@ USAGE_COLUMNS = f"""
     CASE WHEN {LIMITED} THEN p.max_messages END, CASE WHEN {LIMITED} THEN p.max_bytes END"""
 WITH_USAGE = f"LEFT JOIN relay.plans p ON p.name = b.plan CROSS JOIN LATERAL ({USED}) used"
 """The join that `USAGE_COLUMNS` are read from."""
-ENTRY_COLUMNS = """
-    m.id, coalesce(s.from_address, m.reverse_path), s.subject, m.received_at, m.is_read,
+SUBJECT = 1000
+"""Characters of a message's subject that lists show: a line of a mail has no more (RFC 5322)."""
+_ENTRY = """
+    m.id, coalesce(s.from_address, m.reverse_path), {subject}, m.received_at, m.is_read,
     s.has_attachments, m.size, s.message_id IS NOT NULL, s.seq"""
+ENTRY_COLUMNS = _ENTRY.format(subject=f"left(s.subject, {SUBJECT + 1})")
 MESSAGE_COLUMNS = (
-    ENTRY_COLUMNS
+    _ENTRY.format(subject="s.subject")
     + """, coalesce(b.said, m.recipient, b.address), s.body_text, s.body_html, s.otp, s.error,
     coalesce(s.details, CASE WHEN s.headers IS NOT NULL THEN json_build_object(
         'headers', s.headers, 'attachments', s.attachments, 'links', s.links)::text END)"""
@@ -271,10 +282,18 @@ def whole_of(row: tuple[Any, ...]) -> tuple[ReceivedMessage, Placed]:
 
 def entry_of(row: tuple[Any, ...]) -> tuple[Entry, Placed]:
     """Return the records of a row of `ENTRY_COLUMNS` and `PLACED_COLUMNS`."""
-    return Entry(*row[:_ENTRY_WIDTH]), placed_of(row[_ENTRY_WIDTH:])
+    message_id, sender, subject, *others = row[:_ENTRY_WIDTH]
+    if subject is not None:
+        subject = _shortened(subject, SUBJECT)
+    return Entry(message_id, sender, subject, *others), placed_of(row[_ENTRY_WIDTH:])
 
 
 def placed_of(row: tuple[Any, ...]) -> Placed:
     """Return the record of a row of `PLACED_COLUMNS`."""
     address, tags, beginning, is_html, otp, from_name = row
     return Placed(address, tags or [], beginning, is_html, otp, from_name)
+
+
+def _shortened(text: str, most: int) -> str:
+    """So many characters of it, the last of which says that there are more."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"

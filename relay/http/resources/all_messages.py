@@ -43,7 +43,12 @@ from relay.http.operations import (
 )
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found, unavailable
-from relay.http.resources.messages import MessageChange, PlacedEntry, PlacedMessage
+from relay.http.resources.messages import (
+    MessageChange,
+    PlacedEntry,
+    PlacedMessage,
+    listed,
+)
 from relay.http.resources.streams import (
     EVENTS,
     FOUND,
@@ -176,7 +181,7 @@ def register(api: Api) -> None:
             page = await everything.page(
                 reach_of(call), terms, limit=query.rows, cursor=query.cursor
             )
-        return json_response([as_json(*one) for one in page.items], headers=next_link(page.cursor))
+        return await listed(api, call, page.items, next_link(page.cursor))
 
     @api.add(
         "GET",

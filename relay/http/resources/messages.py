@@ -26,6 +26,7 @@ from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.downloads import disposition, once, plain_name
 from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.following import loaded_of
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -55,7 +56,7 @@ from relay.log import get_logger
 from relay.mailboxes.changes import Change, NotParsed
 from relay.mailboxes.messages import AT_ONCE
 from relay.mailboxes.query import LONGEST, parse
-from relay.mailboxes.records import ReceivedMessage
+from relay.mailboxes.records import Entry, Placed, ReceivedMessage
 from relay.mailboxes.visibility import Reach
 
 BASE = "/api/v1/mailboxes/<address>/messages"
@@ -182,6 +183,15 @@ GONE = Answer(
 )
 
 
+async def listed(
+    api: Api, call: Call, found: Sequence[tuple[Entry, Placed]], headers: Mapping[str, str]
+) -> Response:
+    """Entries as JSON, which senders may have made long."""
+    shown = (entry.as_json() | placed.as_json() for entry, placed in found)
+    owner = owner_of(call.caller, request, api.deps.trusted_proxies)
+    return await api.downloads.json(owner, shown, loaded_of(found), headers)
+
+
 def register(api: Api) -> None:
     """Declare the calls."""
     messages = api.deps.messages
@@ -227,10 +237,8 @@ def register(api: Api) -> None:
             page = await messages.page(call.mailbox.id, **asked)
         if page is None:
             raise mailbox_not_found()
-        return json_response(
-            [entry.as_json() | placed.as_json() for entry, placed in page.items],
-            headers=next_link(page.cursor, offset=0),  # the cursor already stands behind it
-        )
+        # The cursor already stands behind the offset.
+        return await listed(api, call, page.items, next_link(page.cursor, offset=0))
 
     async def whole(call: Call, asked: dict[str, Any]) -> Response:
         page = await messages.whole_page(call.mailbox.id, **asked, at_once=_marked_at_once())

@@ -29,7 +29,7 @@ from pydantic import Field
 from quart import Response, request, websocket
 
 from relay.http.callers import owner_of
-from relay.http.following import CHANGED, entries, events_of, pause, until_next
+from relay.http.following import CHANGED, entries, events_of, loaded_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -232,6 +232,8 @@ def register(api: Api) -> None:
         slots.check(waiter)
         cursor = await start(call.mailbox, websocket.headers.get("Last-Event-ID", call.query.after))
 
+        owner = owner_of(call.caller, websocket, trusted)
+
         async def discard() -> None:
             # Unread messages would fill hypercorn's queue, behind which the close frame waits.
             while True:
@@ -242,20 +244,23 @@ def register(api: Api) -> None:
             watching(hub, call.mailbox.id, call.admission) as watch,
         ):
             await websocket.accept()
-            refused = False
+            refused = crowded = False
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(discard)
                 try:
                     async with aclosing(follow(call, watch, cursor)) as pages:
                         async for page in pages:
-                            for entry, placed in page:
-                                shown = entry.as_json() | placed.as_json()
-                                message = {"type": NEW_MESSAGE, **shown}
-                                await websocket.send(json.dumps(message, ensure_ascii=False))
-                except Problem:
-                    refused = True
+                            with api.downloads.held(owner, loaded_of(page)):
+                                for entry, placed in page:
+                                    shown = entry.as_json() | placed.as_json()
+                                    message = {"type": NEW_MESSAGE, **shown}
+                                    await websocket.send(json.dumps(message, ensure_ascii=False))
+                except Problem as problem:
+                    refused, crowded = True, problem.status == 503
                 nursery.cancel_scope.cancel()
-            if refused:
+            if crowded:
+                await websocket.close(1013, "too much is being read; try again")
+            elif refused:
                 await websocket.close(1008, "the credential opens this no more")
             elif draining.is_set():
                 await websocket.close(1001, "the relay is stopping")

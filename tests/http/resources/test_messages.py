@@ -305,6 +305,69 @@ async def test_what_there_is_no_room_for_staysunread(database_url: str, pool: Po
         assert [one["is_read"] for one in listed.json()] == [True, True]
 
 
+@pytest.mark.parametrize("path", [f"{BASE}/{{address}}/messages", "/api/v1/messages"])
+async def test_lists_show_the_beginning_of_a_long_subject(house: House, path: str):
+    """And of one that is no longer than a line may be, all; a message itself has all of both."""
+    address, _ = await house.mailbox()
+    for length in (16_000, 1000):
+        await house.deliver(address, f"Subject: {'€' * length}\r\n\r\n".encode())
+    listed = await house.client.get(path.format(address=address), headers=house.admin)
+    assert [one["subject"] for one in listed.json()] == ["€" * 1000, "€" * 999 + "…"]
+    url = f"{BASE}/{address}/messages/{listed.json()[1]['id']}"
+    shown = await house.client.get(url, headers=house.admin)
+    assert shown.json()["subject"] == "€" * 16_000
+
+
+WIDE = f"Subject: {'😀' * 16_000}\r\nContent-Type: text/html; charset=utf-8\r\n\r\n{'😀' * 5000}"
+"""Whose entry takes 20 KB: four bytes for each character."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{BASE}/{{address}}/messages",
+        "/api/v1/messages",
+        f"{BASE}/{{address}}/events?last_event_id={{id}}",
+        "/api/v1/messages/events?last_event_id={id}",
+    ],
+)
+async def test_large_entries_are_given_where_there_is_room(
+    database_url: str, pool: Pool, path: str
+):
+    """Who reads nothing of what was asked for before gets no page of them; a stream ends."""
+    limits = replace(SMALL, download_bytes=4 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        key = await house.key("read", "send")
+        made = await house.client.post(BASE, json={}, headers=key)
+        address = made.json()["address"]
+        first = await house.deliver(address, CONTROLS)
+        for _ in range(4):
+            await house.deliver(address, WIDE.encode())
+        path = path.format(address=address, id=first)
+
+        def begins() -> bytes:
+            found = b""
+            url = f"http://127.0.0.1:{house.port}{path}"
+            with httpx.stream("GET", url, headers=key, timeout=10) as answer:
+                if answer.status_code == 503:
+                    return found
+                for piece in answer.iter_bytes():
+                    found += piece
+                    if "😀".encode() in found:
+                        break
+            return found
+
+        async with contextlib.AsyncExitStack() as peers:
+            held = f"{BASE}/{address}/messages/{first}"
+            assert await unread(peers, house.port, held, key) == b"HTTP/1.1 200"
+            assert await trio.to_thread.run_sync(begins) in (b"", b"retry: 1000\n\n")
+        await eventually(
+            lambda: trio.to_thread.run_sync(begins),
+            "they are given",
+            until=lambda found: len(found) > 100,
+        )
+
+
 @pytest.mark.parametrize("raw", [LETTER, CONTROLS], ids=["short", "long"])
 @pytest.mark.parametrize(
     "path",
