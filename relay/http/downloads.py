@@ -82,14 +82,31 @@ class Downloads:
             raise unavailable(_BUSY)
 
     @contextmanager
-    def held(self, owner: Hashable, size: int) -> Iterator[None]:
-        """Hold memory for the block, where it is much; the 503 likewise."""
-        held = self.hold(owner, size) if size > UNHELD else None
+    def growing(self, owner: Hashable) -> Iterator[Callable[[int], None]]:
+        """Hold memory for the block: as much as it says last, where that is much; the 503
+        likewise."""
+        held: Reservation | None = None
+
+        def room(size: int) -> None:
+            nonlocal held
+            if held is not None:
+                self.grow(held, size)
+                held.shrink(size)
+            elif size > UNHELD:
+                held = self.hold(owner, size)
+
         try:
-            yield
+            yield room
         finally:
             if held is not None:
                 held.release()
+
+    @contextmanager
+    def held(self, owner: Hashable, size: int) -> Iterator[None]:
+        """Hold so much for the block."""
+        with self.growing(owner) as room:
+            room(size)
+            yield
 
     async def collected(
         self, owner: Hashable, pieces: Iterator[bytes], loaded: int
@@ -130,7 +147,17 @@ class Downloads:
         `loaded`: bytes of what they are made of, which is in memory until this returns.  The 503
         where there is no room for both.
         """
-        written, held = await self.collected(owner, json_pieces(value), loaded)
+        return await self.json_of(owner, json_pieces(value), loaded, headers)
+
+    async def json_of(
+        self,
+        owner: Hashable,
+        pieces: Iterator[bytes],
+        loaded: int,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        """The same, of pieces of JSON."""
+        written, held = await self.collected(owner, pieces, loaded)
         if held is None:
             return Response(bytes(written), headers=dict(headers), content_type=JSON)
         return self.written([written], held, JSON, headers)

@@ -13,6 +13,9 @@ Promises
   What was accepted and is not shown yet, `unshown` tells.
 - A mail's id is that of its first message, whichever of them was found.
 - What is changed or deleted of a mail is so of all its messages within reach.
+- Of each mail that a search gives a bounded part is read and kept, however much its sender wrote:
+  `LISTED` characters of the headers that a list shows, by which the addresses that are too many
+  are left out; `find` gives all of its mail.
 - Counts are exact up to `COUNTED`; of more there are at least so many.
 - A search ends within `SECONDS`, with what it has found; a bulk change as those of `AllMessages`.
 
@@ -22,8 +25,10 @@ Fails with `DatabaseUnavailable` from the pool, `CutShort` for a bulk change tha
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -35,7 +40,14 @@ from relay.mailboxes.all_messages import BULK_SECONDS, AllMessages, CutShort
 from relay.mailboxes.changes import Change
 from relay.mailboxes.matching import DETAILS
 from relay.mailboxes.query import Term
-from relay.mailboxes.records import ENTRY_COLUMNS, PLACED_COLUMNS, Entry, Placed, entry_of
+from relay.mailboxes.records import (
+    ENTRY_COLUMNS,
+    PLACED_COLUMNS,
+    SHOWN,
+    Entry,
+    Placed,
+    entry_of,
+)
 from relay.mailboxes.visibility import LIVE, Reach
 from relay.mailboxes.walks import Walk
 
@@ -46,8 +58,17 @@ SECONDS = 5.0
 UNSHOWN = 10_000
 """Messages that wait to be parsed, up to which those are looked for that somebody may see."""
 _AT_ONCE = 500  # mails that one statement changes
-_LOADED = 50  # mails whose headers one statement reads: of each there may be 256 KiB
+LISTED = 4096
+"""Characters of its headers that a search gives of a mail: those of about a hundred recipients."""
+_LOOKED_AT = 32 * 1024  # the same, of those that are looked at by `Criteria.keep`
+_READ = 64 * 1024  # characters of what was found in a mail that are read for these
+_OF_LISTS = frozenset({"to", "cc", "bcc", "reply-to", "message-id"})
+_LOADED, _LOADED_BYTES = 50, 1 << 20  # mails, and of what was found in them, that are read at once
+_HEADER = 150  # bytes of memory that a header, or a recipient, takes beside its value
 _BEYOND = 5  # columns behind those of an entry
+_INLINE, _ATTACHED = {"content_id": "it has one"}, {"content_id": None}  # of a list's mail
+_BETWEEN = re.compile(r"\s*[\[,]\s*(?=[^\s\]])")
+_DECODER = json.JSONDecoder()
 _APART = 1 << 80  # a millisecond, in what ids begin with
 
 
@@ -57,7 +78,9 @@ class Mail:
 
     `recipients`: of its envelope, as far as they are within reach; `headers`: [name, decoded value]
     in order; `attachments`: as of `ReceivedMessage`; `login`: as whom its sender signed in, if that
-    is known.  `mailbox_id` has the message `id`.
+    is known.  `mailbox_id` has the message `id`.  Of a search's, `headers` has those that lists
+    show (`LISTED`; `is_cut`: not all that these say), and `attachments` no more than how many there
+    are, and which are inline.
     """
 
     id: UUID
@@ -71,11 +94,18 @@ class Mail:
     headers: list[list[str]] = field(default_factory=list)
     attachments: list[dict[str, Any]] = field(default_factory=list)
     login: str | None = None
+    is_cut: bool = False
 
     @property
     def length(self) -> int:
         """Characters of its headers."""
         return sum(len(value) for _, value in self.headers)
+
+    @property
+    def loaded(self) -> int:
+        """Bytes of memory that it takes, about."""
+        headers = sum(sys.getsizeof(value) + _HEADER for _, value in self.headers)
+        return headers + self.entry.loaded + self.placed.loaded + _HEADER * len(self.recipients)
 
     def values(self, name: str) -> list[str]:
         """What the header says, as often as it stands there."""
@@ -116,7 +146,14 @@ class _Head(NamedTuple):
     id: UUID
     mailbox_id: UUID
     is_read: bool
+    address: str
     likeness: tuple[Any, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of what was found in it."""
+        length: int | None = self.likeness[-1]
+        return length or 0
 
 
 class Mails:
@@ -128,20 +165,29 @@ class Mails:
         self._seconds = seconds
 
     async def search(
-        self, reach: Reach, criteria: Criteria = EVERYTHING, *, start: int = 0, limit: int = 50
+        self,
+        reach: Reach,
+        criteria: Criteria = EVERYTHING,
+        *,
+        start: int = 0,
+        limit: int = 50,
+        room: Callable[[int], None] = lambda _: None,
     ) -> Found:
-        """So many of what is found, newest first, from the place `start` on."""
+        """So many of what is found, newest first, from the place `start` on.
+
+        `room` is told how many bytes of memory they take before some are read, and may refuse.
+        """
         most = max(COUNTED, start + limit) + 1
         until = trio.current_time() + self._seconds
         ids, _ = await self._ids(reach, criteria.either, most)
         if criteria.keep is not None:
             kept, _ = await self._kept(reach, ids[:most], criteria.keep, until)
-            mails = await self._whole(reach, [*kept][start : start + limit])
+            mails = await self._whole(reach, [*kept][start : start + limit], LISTED, room)
             return Found(mails, len(kept), sum(not is_read for is_read in kept.values()))
         groups = _folded(await self._heads(reach, ids[:most]))
         shown = [group[0].id for group in groups[start : start + limit]]
         return Found(
-            await self._whole(reach, shown),
+            await self._whole(reach, shown, LISTED, room),
             len(groups),
             sum(not any(head.is_read for head in group) for group in groups),
         )
@@ -290,7 +336,7 @@ class Mails:
         for at in range(0, len(ids), _LOADED):
             if at and trio.current_time() > until:
                 return kept, True
-            mails = await self._whole(reach, ids[at : at + _LOADED])
+            mails = await self._whole(reach, ids[at : at + _LOADED], _LOOKED_AT)
             found = await trio.to_thread.run_sync(lambda some: [*filter(keep, some)], mails)
             kept.update((mail.id, mail.is_read) for mail in found)
         return kept, False
@@ -315,8 +361,8 @@ class Mails:
         """Those of these messages that were parsed and are within reach."""
         rows = await self._pool.fetch(
             f"""
-            SELECT m.id, m.mailbox_id, m.is_read, m.size, m.reverse_path,
-                   hashtextextended({DETAILS}, 0)
+            SELECT m.id, m.mailbox_id, m.is_read, {SHOWN}, m.size, m.reverse_path,
+                   hashtextextended(left({DETAILS}, {_READ}), 0), octet_length({DETAILS})
             FROM relay.messages m
             JOIN relay.mailboxes b ON b.id = m.mailbox_id
             JOIN relay.summaries s ON s.message_id = m.id
@@ -365,22 +411,48 @@ class Mails:
         )
         return [one for (one,) in rows]
 
-    async def _whole(self, reach: Reach, ids: Sequence[UUID]) -> list[Mail]:
-        """The mails of these messages, each once, newest first."""
+    async def _whole(
+        self,
+        reach: Reach,
+        ids: Sequence[UUID],
+        most: int | None = None,
+        room: Callable[[int], None] = lambda _: None,
+    ) -> list[Mail]:
+        """The mails of these messages, each once, newest first.
+
+        `most`: characters of the headers for lists; None: all that there is.  `room`: see `search`.
+        """
         if not ids:
             return []
         groups = _folded(await self._copies(reach, ids))
         mails: list[Mail] = []
-        for at in range(0, len(groups), _LOADED):
-            mails += await self._loaded(reach, groups[at : at + _LOADED])
+        kept = 0
+        while groups:
+            count = size = 0
+            for group in groups[:_LOADED]:
+                length = group[0].length if most is None else min(group[0].length, 4 * _READ)
+                if count and size + length > _LOADED_BYTES:
+                    break
+                count, size = count + 1, size + length
+            room(kept + size)
+            some = await self._loaded(reach, groups[:count], most)
+            kept += sum(mail.loaded for mail in some)
+            mails += some
+            del groups[:count]
+        room(kept)
         return mails
 
-    async def _loaded(self, reach: Reach, groups: Sequence[Sequence[_Head]]) -> list[Mail]:
-        """The mails of some groups of messages; those that are gone left out."""
+    async def _loaded(
+        self, reach: Reach, groups: Sequence[Sequence[_Head]], most: int | None
+    ) -> list[Mail]:
+        """The mails of some groups of messages; those whose first is gone left out."""
+        details, attachments = DETAILS, "s.attachments::text"
+        if most is not None:
+            details, attachments = f"left({details}, {_READ})", f"left({attachments}, {_READ})"
         rows = await self._pool.fetch(
             f"""
-            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}, m.mailbox_id, m.reverse_path, {DETAILS},
-                   CASE WHEN s.details IS NULL THEN s.attachments::text END, m.login
+            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}, m.mailbox_id, m.reverse_path, {details},
+                   CASE WHEN s.details IS NULL THEN {attachments} END, m.login
             FROM relay.messages m
             JOIN relay.mailboxes b ON b.id = m.mailbox_id
             JOIN relay.summaries s ON s.message_id = m.id
@@ -388,13 +460,13 @@ class Mails:
               AND {LIVE}
               AND {reach.sql}
             """,  # noqa: S608 - constants of ours only
-            {"ids": [head.id for group in groups for head in group], **reach.values()},
+            {"ids": [group[0].id for group in groups], **reach.values()},
         )
         by_id = {row[0]: row for row in rows}
         mails = []
         for group in groups:
-            if found := [by_id[head.id] for head in group if head.id in by_id]:
-                mails.append(_mail(found))
+            if (row := by_id.pop(group[0].id, None)) is not None:
+                mails.append(_mail(row, group, most))
                 await trio.lowlevel.checkpoint()  # their headers may be long
         return mails
 
@@ -417,30 +489,76 @@ def _folded(heads: Iterable[_Head]) -> list[list[_Head]]:
 
 
 def _head(row: tuple[Any, ...]) -> _Head:
-    message_id, mailbox_id, is_read, *likeness = row
-    return _Head(message_id, mailbox_id, is_read, tuple(likeness))
+    message_id, mailbox_id, is_read, address, *likeness = row
+    return _Head(message_id, mailbox_id, is_read, address, tuple(likeness))
 
 
-def _mail(rows: list[tuple[Any, ...]]) -> Mail:
-    """The mail of rows of what `_whole` selects, oldest first."""
-    first = rows[0]
-    entries = [entry_of(row[:-_BEYOND]) for row in rows]
-    entry, placed = entries[0]
-    mailbox_id, reverse_path, written, attachments, login = first[-_BEYOND:]
-    details = json.loads(written) if written else {}
+def _mail(row: tuple[Any, ...], group: Sequence[_Head], most: int | None) -> Mail:
+    """The mail of a row of what `_loaded` selects, and of the messages of which it is the first."""
+    entry, placed = entry_of(row[:-_BEYOND])
+    mailbox_id, reverse_path, written, beside, login = row[-_BEYOND:]
+    headers, attachments, is_cut = _found_in(written or "", beside or "")
+    if most is not None:
+        headers, shortened = _of_lists(headers, most)
+        is_cut = is_cut or shortened
+        if not attachments and entry.has_attachments:  # behind what was read
+            attachments = [_ATTACHED]
+        attachments = [_INLINE if one.get("content_id") else _ATTACHED for one in attachments]
+    snippet = placed.as_json()["snippet"]
     return Mail(
         id=entry.id,
         mailbox_id=mailbox_id,
-        ids=[row[0] for row in rows],
-        recipients=[placed.mailbox for _, placed in entries],
+        ids=[head.id for head in group],
+        recipients=[head.address for head in group],
         reverse_path=reverse_path,
-        is_read=any(entry.is_read for entry, _ in entries),
+        is_read=any(head.is_read for head in group),
         entry=entry,
-        placed=placed,
-        headers=details.get("headers") or [],
-        attachments=details.get("attachments") or json.loads(attachments or "[]") or [],
+        placed=replace(placed, beginning=snippet, is_html=False),
+        headers=headers,
+        attachments=attachments,
         login=login,
+        is_cut=is_cut,
     )
+
+
+def _found_in(written: str, beside: str) -> tuple[list[list[str]], list[dict[str, Any]], bool]:
+    """Headers and attachments of `DETAILS`, and of the column that old rows have `beside` it; as
+    far as they are there, of what was cut, and whether headers were."""
+    try:
+        details = json.loads(written or "{}")
+        headers, attachments = details.get("headers") or [], details.get("attachments") or []
+        is_cut = False
+    except ValueError:
+        headers, end = _items(written, 0)
+        attachments, is_cut = _items(written, end)[0], end == len(written)
+    return headers, attachments or _items(beside, 0)[0], is_cut
+
+
+def _items(text: str, at: int) -> tuple[list[Any], int]:
+    """The items of the first JSON list behind a place, as far as they are whole, and its end."""
+    found: list[Any] = []
+    at = text.find("[", at)
+    while at >= 0 and (between := _BETWEEN.match(text, at)):
+        try:
+            item, at = _DECODER.raw_decode(text, between.end())
+        except ValueError:
+            return found, len(text)
+        found.append(item)
+    return found, len(text) if at < 0 else at + 1
+
+
+def _of_lists(headers: Iterable[list[str]], most: int) -> tuple[list[list[str]], bool]:
+    """Those that lists show: the beginning of what they say, in whole addresses; and whether they
+    say more."""
+    found, is_cut = [], False
+    shown = [(name.lower(), value) for name, value in headers if name.lower() in _OF_LISTS]
+    for name, value in sorted(shown, key=lambda one: one[0] != "message-id"):
+        if len(value) > most:
+            value, is_cut = value[: max(0, value.rfind(",", 0, most))], True
+        if value:
+            most -= len(value)
+            found.append([name, value])
+    return found, is_cut
 
 
 def _uuids(ids: Iterable[str]) -> list[UUID]:

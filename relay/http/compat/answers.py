@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quart import Response
@@ -20,21 +21,27 @@ def text(said: str, status: int = 200) -> Response:
     return Response(said.encode(), status=status, content_type="text/plain; charset=utf-8")
 
 
-def json_of_list(value: Any, content_type: str = "application/json") -> Response:
-    """Return a list as JSON, or an object with lists in it, entry by entry.
+def pieces_of_list(value: Any) -> Iterator[bytes]:
+    """The JSON of a list, or of an object with lists in it, entry by entry.
 
-    What is written at one go keeps the loop waiting, in another thread too; a list may be long.
+    What is written at one go keeps the loop waiting, and a list may be long; it may be anything
+    that is gone through once, and is made as it is written.
     """
-    return Response(_pieces(value), content_type=content_type)
-
-
-def _pieces(value: Any) -> bytes:
-    if isinstance(value, list):
-        return b"[" + b",".join(map(json_bytes, value)) + b"]"
     if isinstance(value, dict):
-        members = (json_bytes(name) + b":" + _pieces(one) for name, one in value.items())
-        return b"{" + b",".join(members) + b"}"
-    return json_bytes(value)
+        before = b"{"
+        for name, one in value.items():
+            yield before + json_bytes(name) + b":"
+            yield from pieces_of_list(one)
+            before = b","
+        yield b"{}" if before == b"{" else b"}"
+    elif isinstance(value, Iterable) and not isinstance(value, str):
+        before = b"["
+        for one in value:
+            yield before + json_bytes(one)
+            before = b","
+        yield b"[]" if before == b"[" else b"]"
+    else:
+        yield json_bytes(value)
 
 
 def refusal(problem: Problem) -> Response:

@@ -99,13 +99,14 @@ def register(api: Api) -> None:
 
     async def listed(call: Call, criteria: Criteria) -> Response:
         window: Window = call.query
-        found = await callers.search(call, criteria, window.at, window.rows)
+        with callers.downloads.growing(callers.owner(call)) as room:
+            found = await callers.search(call, criteria, window.at, window.rows, room=room)
 
-        def before(count: int) -> bytes:
-            counts = {"total": found.count, "count": count, "start": window.at}
-            return json_bytes(counts)[:-1] + b',"items":['
+            def before(count: int) -> bytes:
+                counts = {"total": found.count, "count": count, "start": window.at}
+                return json_bytes(counts)[:-1] + b',"items":['
 
-        return await answered(call, found, before, b"]}")
+            return await answered(call, found, before, b"]}")
 
     @api.add("GET", f"{API}/v2/messages", compat("mailhogMessages", "read", query=Window))
     async def list_(call: Call) -> Response:
@@ -122,8 +123,9 @@ def register(api: Api) -> None:
 
     @api.add("GET", f"{API}/v1/messages", compat("mailhogAll", "read"))
     async def all_(call: Call) -> Response:
-        found = await callers.search(call, EVERYTHING, 0, MOST_ROWS)
-        return await answered(call, found, lambda _: b"[", b"]")
+        with callers.downloads.growing(callers.owner(call)) as room:
+            found = await callers.search(call, EVERYTHING, 0, MOST_ROWS, room=room)
+            return await answered(call, found, lambda _: b"[", b"]")
 
     @api.add("DELETE", f"{API}/v1/messages", compat("mailhogDeleteAll", "send"))
     async def delete_all(call: Call) -> Response:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from quart import Response, request
 from relay.chance import time
 from relay.db.text import storable
 from relay.http.compat import mailpit_json as shapes
-from relay.http.compat.answers import bad, json_of_list, text
+from relay.http.compat.answers import bad, pieces_of_list, text
 from relay.http.compat.mailpit_query import parse
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.compat.shared import (
@@ -115,22 +115,24 @@ def register(api: Api) -> None:
 
     async def listed(call: Call, criteria: Criteria | None) -> Response:
         window: Window = call.query
-        found = await callers.search(call, criteria or EVERYTHING, window.at, window.rows)
-        total = found
-        if criteria is not None:
-            total = await callers.search(call, EVERYTHING, 0, 0, again=True)
-        tags = await deps.all_messages.tags(reach_of(call))
+        owner, downloads = callers.owner(call), callers.downloads
+        with downloads.growing(owner) as room:
+            found = await callers.search(
+                call, criteria or EVERYTHING, window.at, window.rows, room=room
+            )
+            total = found
+            if criteria is not None:
+                total = await callers.search(call, EVERYTHING, 0, 0, again=True)
+            tags = await deps.all_messages.tags(reach_of(call))
+        # Held again at once, as what the answer is made of.
+        shown = shapes.page(found, window.at, total.count, total.unread, tags)
+        loaded = sum(mail.loaded for mail in found.mails)
+        return await downloads.json_of(owner, pieces_of_list(shown), loaded)
 
-        def made() -> Response:
-            return json_of_list(shapes.page(found, window.at, total.count, total.unread, tags))
-
-        return await beside(call, found.mails, made)
-
-    async def beside(call: Call, shown: Sequence[Mail], make: Callable[[], T]) -> T:
-        """What is answered, made beside the loop where senders had so much to say that it takes
+    async def beside(call: Call, mail: Mail, make: Callable[[], T]) -> T:
+        """What is answered, made beside the loop where the sender had so much to say that it takes
         long."""
-        long = sum(mail.length for mail in shown) > _LONG
-        return await callers.apart(call, make) if long else make()
+        return await callers.apart(call, make) if mail.length > _LONG else make()
 
     async def one(call: Call, mail_id: str) -> Mail:
         """The mail that a path names: by its id, or the latest, of a search too."""
@@ -210,9 +212,11 @@ def register(api: Api) -> None:
         if indexes:
             parts = await callers.parts(call, mail, indexes, shapes.checksums_of)
             sums = {index: part[2] for index, part in parts.items()}
-        shown = await beside(call, [mail], lambda: shapes.message(mail, found, sums))
+        owner = callers.owner(call)
+        with callers.downloads.held(owner, found.loaded):  # while it waits for its turn
+            shown = await beside(call, mail, lambda: shapes.message(mail, found, sums))
         # Marked once there is room for it.
-        answer = await callers.downloads.json(callers.owner(call), shown, found.loaded)
+        answer = await callers.downloads.json(owner, shown, found.loaded)
         await mark_read(call, mail)
         return answer
 

@@ -25,7 +25,8 @@ _LINK = re.compile(r"<([^<>]*)>")
 
 
 def page(found: Found, start: int, total: int, unread: int, tags: Sequence[str]) -> dict[str, Any]:
-    """A list (`MessagesSummary`); `total` and `unread` are of all mail."""
+    """A list (`MessagesSummary`); `total` and `unread` are of all mail, its entries made as they
+    are gone through."""
     return {
         "total": total,
         "unread": unread,
@@ -34,7 +35,7 @@ def page(found: Found, start: int, total: int, unread: int, tags: Sequence[str])
         "messages_unread": found.unread,
         "start": start,
         "tags": list(tags),
-        "messages": [summary(mail) for mail in found.mails],
+        "messages": map(summary, found.mails),
     }
 
 
@@ -68,7 +69,7 @@ def message(
         "MessageID": _message_id(mail),
         **people,
         "ReturnPath": mail.value("return-path").strip("<> ") or mail.reverse_path or sender,
-        "Subject": mail.entry.subject or "",
+        "Subject": whole.subject or "",
         "ListUnsubscribe": _unsubscribe(mail),
         "Date": _date(mail),
         "Tags": mail.placed.tags,
@@ -113,7 +114,8 @@ def _people(mail: Mail) -> dict[str, Any]:
     to, cc = addresses(mail.values("to")), addresses(mail.values("cc"))
     bcc = addresses(mail.values("bcc"))
     named = {one.address.lower() for one in (*to, *cc, *bcc)}
-    bcc += [Address("", one) for one in mail.recipients if one.lower() not in named]
+    if not mail.is_cut:  # or they may be named where nobody has read
+        bcc += [Address("", one) for one in mail.recipients if one.lower() not in named]
     sender = Address(mail.placed.from_name or "", mail.entry.from_address or "")
     return {
         "From": _person(sender),

@@ -116,7 +116,7 @@ class CallersMail:
         self._parsing = FairLimiter(
             limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=64
         )
-        self._making = FairLimiter(2, 1, waiting=16)
+        self._making = FairLimiter(3, 1, kept=1, waiting=16)
         self._loading = FairLimiter(_LOADS, _LOADS_OF_ONE, kept=1)
 
     def owner(self, call: Call) -> Hashable:
@@ -128,13 +128,23 @@ class CallersMail:
         await caught_up(self.api, call, reach_of(call))
 
     async def search(
-        self, call: Call, criteria: Criteria, start: int, limit: int, *, again: bool = False
+        self,
+        call: Call,
+        criteria: Criteria,
+        start: int,
+        limit: int,
+        *,
+        again: bool = False,
+        room: Callable[[int], None] = lambda _: None,
     ) -> Found:
-        """A part of what a caller finds; `again`: another part, for the same call."""
+        """A part of what a caller finds; `again`: another part, for the same call; `room`: see
+        `Mails.search`."""
         if not again:
             await self.caught_up(call)
         async with self.api.searches.turn(call):
-            return await self.mails.search(reach_of(call), criteria, start=start, limit=limit)
+            return await self.mails.search(
+                reach_of(call), criteria, start=start, limit=limit, room=room
+            )
 
     async def tags(self, call: Call) -> dict[str, int]:
         """The tags of what a caller sees, each with the messages that have it."""

@@ -256,6 +256,9 @@ async def test_a_mail_to_several_is_one(house: House):
     assert [one["ID"] for one in (await listed(house, house.admin))["messages"]] == [again]
 
 
+TO = ", ".join(f"{'😀' * 90} <ada{n}@x.example>" for n in range(40))
+
+
 def nested(levels: int, length: int) -> bytes:
     """Parts in parts, of control characters, which are six bytes each in JSON."""
     inner = "Content-Type: text/plain\r\n\r\n" + "\x01" * length
@@ -321,6 +324,55 @@ async def test_mailpits_message_is_held_until_it_was_sent(database_url: str, poo
             until=lambda answer: answer.status_code == 200,
         )
         assert (await listed(house, key))["unread"] == 0
+
+
+async def test_mailpits_list_has_a_bounded_part_of_what_a_sender_wrote(house: House):
+    """As many recipients as fit, each of them whole; the message itself has all."""
+    key = await house.key("read", "send")
+    address = await mailbox_of(house, key)
+    to = ", ".join([*(f"ada{n}@x.example" for n in range(400)), address])
+    filler = "".join(f"X-{n}: {900 * 'x'}\r\n" for n in range(90))
+    raw = (
+        f"To: {to}\r\nMessage-ID: <one@x.example>\r\n"
+        f"Content-Type: multipart/mixed; boundary=b\r\n{filler}\r\n"
+        "--b\r\n\r\ntext\r\n--b\r\nContent-Disposition: attachment\r\n\r\nx\r\n--b--\r\n"
+    )
+    wanted = await house.deliver(address, raw.encode())
+    (entry,) = (await listed(house, key))["messages"]
+    shown = [one["Address"] for one in entry["To"]]
+    assert 200 < len(shown) < 300
+    assert shown == [f"ada{n}@x.example" for n in range(len(shown))]
+    assert (entry["MessageID"], entry["Attachments"], entry["Bcc"]) == ("one@x.example", 1, [])
+    found = await house.client.get(f"{MAILPIT}/message/{wanted}", headers=key)
+    assert len(found.json()["To"]) == 401
+    assert len(found.json()["Attachments"]) == 1
+
+
+async def test_mailpits_list_is_held_like_a_message(database_url: str, pool: Pool):
+    """A large one is not given to who reads nothing of what was asked for before."""
+    limits = replace(SMALL, download_bytes=4 << 20)
+    async with open_house(database_url, pool, limits) as house:
+        key = await house.key("read", "send")
+        address = await mailbox_of(house, key)
+        first = await house.deliver(address, nested(0, 800_000))
+        for _ in range(8):
+            await house.deliver(address, f"Subject: {'😀' * 5000}\r\nTo: {TO}\r\n\r\n".encode())
+        path = f"{MAILPIT}/messages"
+        async with contextlib.AsyncExitStack() as peers:
+            held = f"{MAILPIT}/message/{first}"
+            assert await unread(peers, house.port, held, key) == b"HTTP/1.1 200"
+            for query, headers, status in (
+                ("", key, 503),
+                ("?limit=1", key, 200),
+                ("", house.admin, 200),
+            ):
+                answer = await house.client.get(f"{path}{query}", headers=headers)
+                assert answer.status_code == status
+        await eventually(
+            lambda: house.client.get(path, headers=key),
+            "it is given",
+            until=lambda answer: answer.status_code == 200,
+        )
 
 
 @pytest.mark.parametrize("kind", ["txt", "html"])
