@@ -21,7 +21,7 @@ from typing import Any
 
 import trio
 from prometheus_client import Counter
-from quart import Response, has_request_context, request, websocket
+from quart import Response, current_app, has_request_context, request, websocket
 from quart.globals import request_ctx, websocket_ctx
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -291,6 +291,9 @@ def _problem_of(error: Exception) -> Problem:
     if isinstance(error, WebsocketMismatch):
         return Problem(400, "bad-request", _PLAIN if has_request_context() else _SOCKET)
     if isinstance(error, HTTPException):
+        if error.code == 404 and has_request_context():
+            calls = current_app.url_map.bind("")
+            return answers.not_here(calls, path_of(request), request.method)
         return from_status(error.code or 500)
     if isinstance(error, Invalid):
         said = f"{error}."

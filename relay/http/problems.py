@@ -95,6 +95,15 @@ def mailbox_not_found() -> Problem:
     )
 
 
+def another_programs(name: str, place: str) -> Problem:
+    """Return the 404 of a path of another program's own, whose calls are elsewhere here."""
+    return Problem(
+        404,
+        "not-found",
+        f"There is nothing at this address; {name}'s calls are under {place}.",
+    )
+
+
 def message_not_found() -> Problem:
     """Return the 404 of a message that is not in this mailbox."""
     return Problem(

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quart import Response
+from werkzeug.routing import MapAdapter
 
 from relay.http.operations import json_bytes
-from relay.http.problems import Problem
+from relay.http.problems import Problem, another_programs, from_status
 
 PREFIX = "/compat/"
 """The beginning of the paths of all calls here."""
@@ -51,6 +52,14 @@ def refusal(problem: Problem) -> Response:
     if problem.status == 401:
         answer.headers["WWW-Authenticate"] = 'Basic realm="relay", charset="UTF-8"'
     return answer
+
+
+def not_here(calls: MapAdapter, path: str, method: str) -> Problem:
+    """Return the 404 of a path at which there is nothing; of another program's own, where it is."""
+    for name, place in (("Mailpit", f"{PREFIX}mailpit"), ("MailHog", f"{PREFIX}mailhog")):
+        if calls.test(f"{place}{path}", method):
+            return another_programs(name, place)
+    return from_status(404)
 
 
 def bad(said: str) -> Problem:

@@ -260,6 +260,7 @@ export default {
   "ttl_minutes must be above 0": "ttl_minutes muss über 0 liegen",
   "type must be one of {0}": "type muss eines von diesen sein: {0}",
   "use smtp+starttls:// or smtps://": "smtp+starttls:// oder smtps:// benutzen",
+  "{0}'s calls are under {1}": "Die Aufrufe von {0} stehen unter {1}",
   "{0} does not understand {1}: {2}": "{0} versteht {1} nicht: {2}",
   "{0} has an entry without an emailAddress": "{0} hat einen Eintrag ohne emailAddress",
   "{0} has over {1} bytes": "{0} hat über {1} Bytes",

@@ -104,6 +104,26 @@ async def test_every_call_needs_a_credential(house: House):
     assert own.status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/api/v1/message/latest", "; Mailpit's calls are under /compat/mailpit."),
+        ("/api/v1/search?query=from:shop", "; Mailpit's calls are under /compat/mailpit."),
+        ("/api/v2/messages", "; MailHog's calls are under /compat/mailhog."),
+        ("/api/v3/messages", "."),
+    ],
+)
+async def test_who_calls_another_program_at_its_own_path_is_told_where_it_is(
+    house: House, path: str, said: str
+):
+    """Port 8025 is theirs, too; with the credential or without."""
+    for headers in ({}, house.admin):
+        answer = await house.client.get(path, headers=headers)
+        assert answer.status_code == 404
+        assert answer.json()["detail"] == f"There is nothing at this address{said}"
+        assert answer.json()["type"].endswith("not-found")
+
+
 async def test_other_sites_reach_nothing(house: House):
     """A foreign Host or Origin is refused before the credential is looked at."""
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
