@@ -215,13 +215,44 @@ def test_a_wait_in_vain_says_what_was_captured(
         f" inbox was made:\n  {name}@{domain}\n  ops@{domain} (2 messages)"
     )
     with relay.inbox() as later, pytest.raises(WaitTimeout, match=r"nothing came$"):
-        later._handle.login = smtp_server.user
         later.wait(timeout=0.1)
     with Relay(relay.url, None) as nobody, nobody.inbox() as theirs:
-        theirs._handle.login = smtp_server.user
         signed_in(smtp_server.user, f"ops@{domain}")
         with pytest.raises(WaitTimeout, match=r"nothing came$"):
             theirs.wait(timeout=0.1)
+
+
+def test_an_asynchronous_inbox_says_that_too(relay: Relay, smtp_server: SmtpServer) -> None:
+    """It knows of which test it is."""
+
+    def signed_in(to: str) -> None:
+        with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+            smtp.login(smtp_server.user, smtp_server.password)
+            smtp.sendmail("a@shop.example", [to], "Subject: Reset\r\n\r\nx")
+
+    async def in_vain() -> None:
+        async with AsyncRelay(relay.url, relay.token) as client, client.inbox() as inbox:
+            ops = f"ops@{inbox.address.partition('@')[0]}.example"
+            await anyio.to_thread.run_sync(signed_in, ops)
+            with pytest.raises(WaitTimeout) as one:
+                await inbox.wait("Reset", timeout=0.1)
+        assert one.value.captured == (ops,)
+
+    anyio.run(in_vain)
+
+
+def test_a_wait_in_vain_says_that_a_key_is_not_told_what_was_captured(
+    relay: Relay, deliver: Deliver
+) -> None:
+    """Where nothing came; what did come is explanation enough."""
+    made = relay._http.post("/api/v1/keys", json={"owner": "tests", "scopes": ["read", "send"]})
+    with Relay(relay.url, made.json()["token"]) as tests, tests.inbox() as inbox:
+        said = r"nothing came \(captured mail: only with the administrator's token\)$"
+        with pytest.raises(WaitTimeout, match=said):
+            inbox.wait(timeout=0.1)
+        deliver(inbox.address)
+        with pytest.raises(WaitTimeout, match=r"1 other came:\n.*'Reset'$"):
+            inbox.wait("Other", timeout=0.1)
 
 
 def test_a_wait_in_vain_names_what_has_just_come(relay: Relay, deliver: Deliver) -> None:

@@ -81,6 +81,8 @@ export interface RepeatableRequest extends ApiRequest {
 
 /** Makes the calls of one client. */
 export class Exchange {
+  /** Whether a key opens the relay: what is captured is the administrator's, and not told. */
+  readonly byKey: boolean;
   readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
   readonly #patience: () => number | undefined;
@@ -88,7 +90,9 @@ export class Exchange {
 
   /** `patience` says for how long a call may take that has no deadline of its own, if not forever. */
   constructor(options: RelayOptions, patience: () => number | undefined = () => undefined) {
-    this.#caller = new Caller(target(options));
+    const where = target(options);
+    this.#caller = new Caller(where);
+    this.byKey = where.token?.startsWith("rk_") ?? false;
     this.#patience = patience;
   }
 

@@ -439,7 +439,9 @@ export class Inbox implements AsyncDisposable {
         await paused(pause);
       }
       const refused = await this.#refused(deadline);
-      return inVain(what, timeout, entries, found, refused, await this.#captured(deadline));
+      const captured = await this.#captured(deadline);
+      const untold = entries.length === 0 && (await this.#isUntold(deadline));
+      return inVain(what, timeout, entries, found, refused, captured, untold);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return new WaitTimeout(what, timeout, `what came cannot be listed: ${error.message}`);
@@ -470,6 +472,18 @@ export class Inbox implements AsyncDisposable {
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return [];
+    }
+  }
+
+  /** Whether mail may have been captured of which the relay does not tell who asks. */
+  async #isUntold(deadline: number): Promise<boolean> {
+    if (!this.#exchange.byKey) return false;
+    const request = { method: "GET", path: "/api/v1/info" } as const;
+    try {
+      return (await this.#exchange.json<InfoJson>(request, answers.INFO, deadline)).capture;
+    } catch (error) {
+      if (!(error instanceof RelayError)) throw error;
+      return false;
     }
   }
 

@@ -25,6 +25,9 @@ export const FIXTURE_TTL = 60;
 
 const SLIP = 3; // characters of an address that may differ
 
+/** What an error says to who may not know of captured mail, where nothing else came. */
+const UNTOLD = " (captured mail: only with the administrator's token)";
+
 /** How many lines of other mail an error has. */
 export const OTHERS = 20;
 
@@ -106,7 +109,7 @@ export function lineOf(
 /**
  * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
  * there are as many; `found` are the ids of those that were waited for; `refused` are recipients, and
- * so are `captured`.
+ * so are `captured`; `untold` is whether the relay would not tell of these.
  */
 export function inVain(
   what: string,
@@ -115,10 +118,12 @@ export function inVain(
   found: readonly string[] = [],
   refused: readonly Pick<RefusedJson, "address" | "reply">[] = [],
   captured: readonly Pick<CapturedJson, "address" | "count">[] = [],
+  untold = false,
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
-  const none = found.length > 0 ? "nothing else came" : "nothing came";
+  const where = untold && refused.length + captured.length === 0 ? UNTOLD : "";
+  const none = found.length > 0 ? "nothing else came" : `nothing came${where}`;
   const some = `${count} other${count > 1 ? "s" : ""} came`;
   const many = `others came, the newest ${OTHERS}`;
   const instead = count === 0 ? none : count > OTHERS ? many : some;

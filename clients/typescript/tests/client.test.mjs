@@ -348,6 +348,23 @@ test(
   }),
 );
 
+test("a wait in vain says that a key is not told what was captured", async () => {
+  const made = await fetch(`${process.env.RELAY_URL}/api/v1/keys`, {
+    method: "POST",
+    headers: {
+      Authorization: `Bearer ${process.env.RELAY_TOKEN}`,
+      "Content-Type": "application/json",
+    },
+    body: JSON.stringify({ owner: "tests", scopes: ["read", "send"] }),
+  });
+  const inbox = await new Relay({ token: (await made.json()).token }).inbox();
+  await assert.rejects(inbox.wait({ timeout: 100 }), {
+    message:
+      "waited 0.1 s for any mail; nothing came (captured mail: only with the administrator's token)",
+  });
+  await inbox.close();
+});
+
 test("a wait in vain says what was captured of its own test's application", async () => {
   const inbox = await inboxOf(relay, { ttl: 10 }, "orders a book");
   const { user } = await smtpServerOf(relay, "orders a book");

@@ -70,6 +70,11 @@ def is_token(value: Any) -> bool:
     return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
 
 
+def is_key(token: str | None) -> bool:
+    """Whether a token is an API key's, and so not the administrator's."""
+    return token is not None and token.startswith("rk_")
+
+
 def _maybe_token(value: Any) -> bool:
     return value is None or is_token(value)
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from relay_client import _flows
+from relay_client._answers import is_key
 from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
 from relay_client._flows import InboxHandle, NewAttachment
@@ -154,6 +155,7 @@ class AsyncInbox:
 
     def __init__(self, relay: AsyncRelay, handle: InboxHandle, *, owned: bool) -> None:
         self._relay, self._handle, self._owned = relay, handle, owned
+        handle.by_key = is_key(relay.token)
         self.address: str = handle.address
         self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""

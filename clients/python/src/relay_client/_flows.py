@@ -71,6 +71,15 @@ _STATES: tuple[str, ...] = get_args(State)
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
 
 
+class _Testing:
+    """What the pytest plug-in knows of the test that runs."""
+
+    login: str | None = None
+
+
+TESTING = _Testing()
+
+
 class InboxHandle:
     """An inbox as calls name it: its path, and the token that opens it, if it is anonymous."""
 
@@ -83,8 +92,10 @@ class InboxHandle:
         if session_token is not None and not _answers.is_token(session_token):
             raise RelayError("the inbox's token has characters that no token has")
         self.session_token = session_token
-        self.login: str | None = None
+        self.login = TESTING.login
         """As whom the application signs in that sends to it, where that is known."""
+        self.by_key = False
+        """Whether a key opens it: what is captured is the administrator's, and not told."""
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
         self.closed = False
 
@@ -271,6 +282,8 @@ def _in_vain(
     refused = yield from _refused(handle, deadline)
     captured = yield from _captured(handle, deadline)
     instead = _instead(len(others), bool(found))
+    if not (others or found or refused or captured) and (yield from _is_untold(handle, deadline)):
+        instead += " (captured mail: only with the administrator's token)"
     return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused, captured)
 
 
@@ -322,6 +335,16 @@ def _captured(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
         one["address"] if one["count"] == 1 else f"{one['address']} ({one['count']} messages)"
         for one in found
     ]
+
+
+def _is_untold(handle: InboxHandle, deadline: float) -> Flow[bool]:
+    """Whether mail may have been captured of which the relay does not tell who asks."""
+    if not handle.by_key:
+        return False
+    try:
+        return bool((yield from info(deadline))["capture"])
+    except RelayError:
+        return False
 
 
 def is_near(written: str, meant: str) -> bool:
@@ -534,7 +557,8 @@ def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
         pause = min(2 * pause, _LAST_LOOK)
 
 
-def info() -> Flow[JSON]:
+def info(deadline: float | None = None) -> Flow[JSON]:
     """Ask where the relay takes mail."""
-    found: JSON = yield from call_json(ApiRequest("GET", "/api/v1/info"), _answers.INFO)
+    request = ApiRequest("GET", "/api/v1/info")
+    found: JSON = yield from call_json(request, _answers.INFO, deadline)
     return found

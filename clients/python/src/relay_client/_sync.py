@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from relay_client import _flows
+from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
 from relay_client._exchange import Flow, drive
@@ -124,6 +125,7 @@ class Inbox:
 
     def __init__(self, relay: Relay, handle: InboxHandle, *, owned: bool) -> None:
         self._relay, self._handle, self._owned = relay, handle, owned
+        handle.by_key = is_key(relay.token)
         self.address: str = handle.address
         self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""

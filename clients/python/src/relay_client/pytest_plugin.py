@@ -28,6 +28,7 @@ import pytest
 from relay_client import Inbox, Info, Refused, Relay, RelayError, Unreachable
 from relay_client._bounds import within
 from relay_client._connect import is_loopback
+from relay_client._flows import TESTING
 from relay_client._saying import Kept, Missing, Progress
 from relay_client._started import Process, ended, opens, running, started, stop
 from relay_client._text import NAME, in_a_line, visible
@@ -290,7 +291,6 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
         pytest.fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}", pytrace=False)
     relays = request.config.stash[_RELAYS]
     made = relays.ask(relay, lambda: relay.inbox(*args, **wanted))
-    made._handle.login = _login_of(request.node.name)
     request.node.stash[_INBOX] = made
     yield made
     if keeps:
@@ -341,6 +341,14 @@ def smtp_server_of(url: str, info: Info, test: str) -> SmtpServer:
 
 def _login_of(test: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", test).strip("-")[:64] or "test"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
+    """Have each inbox that a test makes know as whom its application signs in."""
+    TESTING.login = _login_of(item.name)
+    yield
+    TESTING.login = None
 
 
 @pytest.hookimpl(hookwrapper=True)
