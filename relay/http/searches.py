@@ -1,14 +1,15 @@
-"""Turns for searches, and for pages of whole messages: whoever asks for much leaves most of the
+"""Turns for searches, and for long pages: whoever asks for much leaves most of the
 relay to everybody else.
 
 A search may read through much mail, for a second and more, and keeps one of the pool's connections
-meanwhile; a page of whole messages is as much work as a hundred other calls, for the relay's one
-thread.  So few run at once, of one owner fewer; the others wait, as a rule some milliseconds.
+meanwhile; a page of whole messages, or of more than `SHORT` entries, is as much work as a hundred
+other calls, for the relay's one thread. So few run at once, of one owner fewer; the others wait, as
+a rule some milliseconds.
 
 Promises
   * At most `AT_ONCE` searches run at once, `OF_ONE` of them for one owner; one is the
     administrator's (`FairLimiter`).
-  * Other lists never wait.
+  * Shorter lists never wait.
 
 Fails with 503 after `PATIENCE` seconds without a turn.  A wait takes one as long as it reads what
 was there before.
@@ -29,6 +30,8 @@ from relay.ports.proxy import Network
 
 AT_ONCE, OF_ONE = 4, 2
 """Searches that run: half of a small pool, and for one owner half of that."""
+SHORT = 50
+"""Entries of a list that is given without a turn."""
 PATIENCE = 10.0
 """Seconds that one waits for its turn, at most."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from relay.http.searches import AT_ONCE, OF_ONE
+from relay.http.searches import AT_ONCE, OF_ONE, SHORT
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.messages import Messages
 from tests.http.conftest import House
@@ -54,6 +54,26 @@ async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch)
     assert codes == [200] * 8
 
 
+async def test_long_pages_take_turns_too(house: House, monkeypatch):
+    """Of more entries than a list gives to who says nothing of how many; others do not."""
+    slow = Slowly(Messages.page)
+    monkeypatch.setattr(Messages, "page", slow)
+    address, token = await house.mailbox()
+    codes: list[int] = []
+
+    async def ask(limit: int) -> None:
+        url = f"/api/v1/mailboxes/{address}/messages?limit={limit}"
+        codes.append((await house.client.get(url, headers=token)).status_code)
+
+    for limit, at_once in ((SHORT + 1, OF_ONE), (SHORT, 6)):
+        slow.most = 0
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(ask, limit)
+        assert slow.most == at_once
+    assert set(codes) == {200}
+
+
 async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, monkeypatch):
     """Two of one owner, three of all but the administrator; every call is answered."""
     slow = Slowly(AllMessages.page)
@@ -68,6 +88,7 @@ async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, m
     for asked, params, at_once in (
         (keys[:1] * 8, {"q": "nowhere"}, OF_ONE),
         (keys * 3, {"q": "nowhere"}, AT_ONCE - 1),
+        (keys[:1] * 8, {"limit": f"{SHORT + 1}"}, OF_ONE),
     ):
         slow.most = 0
         async with trio.open_nursery() as nursery:

@@ -58,6 +58,7 @@ from relay.http.resources.streams import (
     as_event,
 )
 from relay.http.routing import Api
+from relay.http.searches import SHORT
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
 from relay.log import get_logger
@@ -177,11 +178,11 @@ def register(api: Api) -> None:
     async def list_(call: Call) -> Response:
         query: SearchQuery = call.query
         terms = parse(query.q or "")
-        async with api.searches.turn(call, searches=bool(terms)):
+        async with api.searches.turn(call, searches=bool(terms) or query.rows > SHORT):
             page = await everything.page(
                 reach_of(call), terms, limit=query.rows, cursor=query.cursor
             )
-        return await listed(api, call, page.items, next_link(page.cursor))
+            return await listed(api, call, page.items, next_link(page.cursor))
 
     @api.add(
         "GET",

@@ -50,6 +50,7 @@ from relay.http.problems import (
 )
 from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
+from relay.http.searches import SHORT
 from relay.http.shown import caught_up
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
@@ -231,14 +232,15 @@ def register(api: Api) -> None:
             "cursor": query.cursor,
             "terms": terms,
         }
-        async with api.searches.turn(call, searches=bool(terms) or query.whole):
+        much = bool(terms) or query.whole or query.limit > SHORT
+        async with api.searches.turn(call, searches=much):
             if query.whole:
                 return await whole(call, asked)
             page = await messages.page(call.mailbox.id, **asked)
-        if page is None:
-            raise mailbox_not_found()
-        # The cursor already stands behind the offset.
-        return await listed(api, call, page.items, next_link(page.cursor, offset=0))
+            if page is None:
+                raise mailbox_not_found()
+            # The cursor already stands behind the offset.
+            return await listed(api, call, page.items, next_link(page.cursor, offset=0))
 
     async def whole(call: Call, asked: dict[str, Any]) -> Response:
         page = await messages.whole_page(call.mailbox.id, **asked, at_once=_marked_at_once())
