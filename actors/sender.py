@@ -409,6 +409,12 @@ class _Sender:
         if said is not None:
             self._say(self._credit(said.room, said.kept, fresh=fresh))
 
+    def _tell_what_left(self) -> None:
+        """Have the claimer know what is held, though there is no room to tell of: what it takes for
+        held keeps its lane and owner from the room that they have."""
+        if self._custody.has_untold and self._knows and not self._ctx.paused:
+            self._say(self._credit(0, fresh=False))
+
     def _credit(self, count: int, kept: int | None = None, *, fresh: bool) -> Credit:
         left = self._custody.take_left()
         if fresh:  # the claimer forgets what it knew, of what has left, too
@@ -495,6 +501,7 @@ class _Sender:
             self._demand.note(custody.ended, seconds)
             custody.ended = 0
             self._grant(still=still)
+            self._tell_what_left()
             now = trio.current_time()
             self.workers.look_after(now)
             if len(custody) and now >= renewed_at + self._lease / 20:

@@ -258,6 +258,11 @@ class Custody:
 
     # What is here ---------------------------------------------------------------------------------
 
+    @property
+    def has_untold(self) -> bool:
+        """Whether something has left since that was taken last."""
+        return bool(self._left)
+
     def take_left(self) -> Sequence[tuple[int, int]]:
         """Take how many of each lane have left since this was taken last."""
         left, self._left = self._left, []

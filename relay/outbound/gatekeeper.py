@@ -21,7 +21,7 @@ Promises
   where all of those hang, what waits for it is given back, until it answers.
 - Of a site that is slow, no more is claimed than its connections take soon; and for all of these
   together no more than half as much waits as there are places.
-- Where a site, or the DNS about a domain, has not answered for an hour (of 60 units) and fails once
+- Where a site, or the DNS about a domain, has not answered for a day (of 60 s units) and fails once
   more, that is said of the lane of the message that failed: what is too old of it is given up
   (`Queue.give_up`), for nobody could be asked about each.  Not where mail leaves by sources: to
   another than that which failed the site may answer.

@@ -37,7 +37,7 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from relay.outbound.backoff import LONGEST_DELAY, LONGEST_PAUSE, MOMENT, pause
+from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
 
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
@@ -78,6 +78,11 @@ class Standing:
     strikes: int
     opens_in: float
     reason: str | None = None
+
+
+LONG = 24 * 60
+"""Units, a day of 60 s: a trouble of so long is more than a bad hour, which a backlog may meet with
+the first of it that is tried."""
 
 
 class Gate:
@@ -138,8 +143,8 @@ class Gate:
         return max(int(self.window) - self.busy, 0)
 
     def long_shut(self, now: float) -> bool:
-        """Whether nothing has gone well for as long as a message waits for its next attempt."""
-        return self.strikes > 0 and now >= self.struck_at + LONGEST_DELAY * self._unit
+        """Whether nothing has gone well for `LONG`."""
+        return self.strikes > 0 and now >= self.struck_at + LONG * self._unit
 
     def wait(self, now: float) -> float:
         """Seconds after which it is worth asking again, for one that found no room."""

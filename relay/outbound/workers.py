@@ -23,6 +23,8 @@ reported as far as it is known.
 
 from __future__ import annotations
 
+import math
+from collections import Counter as Counts
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -67,6 +69,9 @@ log = get_logger()
 _UNMETERED = 1.0  # s; a claim of before a domain's receiver was known has come by then
 _LARGE_AT_ONCE = 4  # messages of over a megabyte that are in memory
 _LARGE_TO_STRANGERS = 2  # of them
+_LARGE_WAIT = 8  # more that wait until they may be; of one owner half as many
+_LARGE_PATIENCE = 1.0  # s; that long do others wait, and are given back
+_LARGE_PAUSE = 2.0  # s; until these are claimed again
 _HEAVY = 65_536  # bytes of a message; what is smaller costs less than what its connection does
 _RESTORED_AT_ONCE = 4  # messages
 
@@ -144,6 +149,7 @@ class Workers:
         self._way_is_free = trio.lowlevel.ParkingLot()
         self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
         self._large_to_strangers = trio.CapacityLimiter(_LARGE_TO_STRANGERS)
+        self._large_waiting: Counts[UUID] = Counts()  # by owner
         self._restoring = trio.CapacityLimiter(_RESTORED_AT_ONCE)
         self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection, or opens one
         self.nursery: trio.Nursery | None = None
@@ -383,13 +389,26 @@ class Workers:
 
         In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
         in memory several times; and before a worker takes it, which would wait for its turn here.
-        Its turn lasts until its end.
+        Its turn lasts until its end.  Few wait for one for long: what does takes of the room that
+        others' mail is claimed in.
         """
+        owner, waiting = job.message.owner, self._large_waiting
+        few = waiting.total() < _LARGE_WAIT and waiting[owner] < _LARGE_WAIT // 2
+        waiting[owner] += 1
         try:
             async with AsyncExitStack() as turns:
-                if self._dispatch.is_stranger(line):
-                    await turns.enter_async_context(self._large_to_strangers)
-                await turns.enter_async_context(self._large)
+                try:
+                    with trio.move_on_after(math.inf if few else _LARGE_PATIENCE) as patience:
+                        if self._dispatch.is_stranger(line):
+                            await turns.enter_async_context(self._large_to_strangers)
+                        await turns.enter_async_context(self._large)
+                finally:
+                    waiting[owner] -= 1
+                    if not waiting[owner]:
+                        del waiting[owner]
+                if patience.cancelled_caught:
+                    self._give_back(job, _LARGE_PAUSE)
+                    return
                 job.leave_gates()  # one may have been shut meanwhile
                 if self._gatekeeper.lets(line, job, trio.current_time()):
                     await self._fetch_and_compose(line, job)

@@ -572,6 +572,43 @@ async def test_a_large_message_is_fetched_by_itself(pool):
     assert all(len(received.data) > len(content) * 4 // 3 for received in sink.received)
 
 
+async def test_large_mail_that_hangs_keeps_no_room_from_others(pool):
+    """Four of them hang, four more wait; others are given back after a second, for what is claimed
+    takes of the room for all.  They are sent once the server answers."""
+    released = trio.Event()
+
+    async def script(session: Session, verb: str, line: str) -> bytes | None:
+        if verb == "RCPT" and "large" in line:
+            await released.wait()
+        return None
+
+    content = Attachment("a.bin", "application/octet-stream", b"x" * (1 << 20))
+    message = Message(
+        Address("a@example.org"),
+        [Address(f"u{number}@large.example") for number in range(20)],
+        "s",
+        text="t",
+        attachments=[content],
+    )
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, concurrency=32) as outbound,
+    ):
+        await enqueue(pool, [message])
+        outbound.wake()
+
+        async def claimed() -> int:
+            rows = await pool.fetch(
+                "SELECT count(*) FROM relay.outbound_due WHERE node IS NOT NULL"
+            )
+            return int(rows[0][0])
+
+        await eventually(claimed, "all are claimed", until=lambda count: count == 20)
+        await eventually(claimed, "the room is given back", until=lambda count: count <= 8)
+        released.set()
+        await sink.gets(20)
+
+
 async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, virtual, monkeypatch):
     """Its connections are closed at the end, as those of every line that is known."""
     prepared = trio.Event()

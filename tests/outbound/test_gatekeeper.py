@@ -399,7 +399,7 @@ def test_what_cannot_begin_is_turned_away_until_it_could():
     assert allowed == {0: 55, 1: 1}
 
 
-def test_who_has_not_answered_for_an_hour_is_said_to_be_out_of_reach():
+def test_who_has_not_answered_for_a_day_is_said_to_be_out_of_reach():
     """With the lane of the message that showed it, at each strike from then on, and no other that
     waits for the site, whose domain may be elsewhere by now; and not once it has answered
     meanwhile, nor for a route that leads to an upstream."""
@@ -415,15 +415,15 @@ def test_who_has_not_answered_for_an_hour_is_said_to_be_out_of_reach():
     waiting = house.job("z.example", owner=ALICE)
     house.ends(house.job(), *trouble, now=0.0)
     assert not house.gatekeeper.lets(house.line, waiting, 0.1)
-    house.ends(house.job(), *trouble, now=3599.0)
+    house.ends(house.job(), *trouble, now=86_399.0)
     assert told == []
-    house.ends(house.job(), *trouble, now=7000.0)
+    house.ends(house.job(), *trouble, now=90_000.0)
     assert told == [({house.job().message.lane}, "connect: no answer")]
-    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, now=8000.0, code=451)
-    house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, now=8001.0, code=250)
-    house.ends(house.job(), *trouble, now=8100.0)
+    house.ends(house.job(), Verdict.DEFERRED, Phase.RCPT, now=91_000.0, code=451)
+    house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, now=91_001.0, code=250)
+    house.ends(house.job(), *trouble, now=92_000.0)
     house.line = upstream
-    for now in (0.0, 7000.0, 9000.0):
+    for now in (0.0, 90_000.0, 180_000.0):
         house.ends(house.job(), *trouble, now=now)
     assert len(told) == 1
 
@@ -439,12 +439,12 @@ def test_where_mail_leaves_by_sources_nobody_is_out_of_reach():
     )
     key = SiteKey("mx", "mx:y.example", ((0, "y.example"),), (), "", "away")
     house.line = house.dispatch.add(key, None, width=2, is_site=True)
-    for now in (0.0, 3599.0, 7000.0):
+    for now in (0.0, 86_399.0, 90_000.0):
         house.ends(house.job(), Verdict.DEFERRED, Phase.CONNECT, now=now)
     assert told == []
 
 
-def test_a_domain_the_dns_says_nothing_of_for_an_hour_is_out_of_reach():
+def test_a_domain_the_dns_says_nothing_of_for_a_day_is_out_of_reach():
     """So is its mail."""
     told: list[tuple[set[int], str]] = []
     house = House()
@@ -452,7 +452,7 @@ def test_a_domain_the_dns_says_nothing_of_for_an_hour_is_out_of_reach():
         *(house.gates, house.dispatch, house._give_back),
         out_of_reach=lambda lanes, why: told.append((set(lanes), why)),
     )
-    for now in (0.0, 3000.0, 7000.0):
+    for now in (0.0, 80_000.0, 90_000.0):
         house.gatekeeper.not_found("y.example", [7], now)
     assert told == [({7}, "dns: no answer")]
 
