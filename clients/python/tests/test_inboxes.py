@@ -255,6 +255,28 @@ def test_a_wait_in_vain_says_that_a_key_is_not_told_what_was_captured(
             inbox.wait("Other", timeout=0.1)
 
 
+def test_a_captured_mailbox_is_waited_for_before_its_first_mail(
+    relay: Relay, inbox: Inbox, deliver: Deliver
+) -> None:
+    """With the administrator's token.  A key is told what it lacks; an own domain's is a 404."""
+    name, _, own = inbox.address.partition("@")
+    captured = relay.mailbox(f"ada@{name}.example")
+    said = "waited 0.1 s for 'Reset'; nothing came, so it has no mailbox yet"
+    with pytest.raises(WaitTimeout) as one:
+        captured.wait("Reset", timeout=0.1)
+    assert str(one.value) == said
+    later = threading.Timer(0.3, deliver, (captured.address,))
+    later.start()
+    assert captured.wait("Reset").code == "271828"
+    later.join()
+    with pytest.raises(Refused, match=r"404 mailbox-not-found: .* not yours\.$"):
+        relay.mailbox(f"never.{name}@{own}").wait(timeout=5)
+    made = relay._http.post("/api/v1/keys", json={"owner": "tests", "scopes": ["read"]})
+    with Relay(relay.url, made.json()["token"]) as tests:
+        with pytest.raises(Refused, match=r"not yours\. Captured mail opens only to the admin"):
+            tests.mailbox(captured.address).wait(timeout=5)
+
+
 def test_a_wait_in_vain_names_what_has_just_come(relay: Relay, deliver: Deliver) -> None:
     """It is parsed by the time it is listed: it has a subject."""
     lists: list[str] = []

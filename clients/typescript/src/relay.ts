@@ -73,6 +73,7 @@ const LINK = 8 << 10; // bytes of the header that names a next page
 const CLOSES_WITHIN = 2_000; // or is left to its time
 const LIST_TIMEOUT = 60_000; // with all of its pages
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
+const LOOK_CAPTURED = 250; // between two looks for a mailbox that its first mail makes
 const FIRST_LOOK = 20; // between two looks at what was sent
 const LAST_LOOK = 500;
 const ENDS = new Set(["sent", "failed", "bounced", "cancelled"]);
@@ -239,6 +240,7 @@ export class Inbox implements AsyncDisposable {
   readonly #exchange: Exchange;
   readonly #owned: boolean;
   #closed = false;
+  #awaitsCapture: boolean | undefined; // whether its first mail makes it; nobody has asked yet
 
   /** Made by `relay.inbox()` or `relay.mailbox()`. */
   constructor(
@@ -409,16 +411,46 @@ export class Inbox implements AsyncDisposable {
           answers.MESSAGE_OR_NONE,
           Math.max(deadline, performance.now() + 1_000),
         )
-        .catch((error: unknown) => {
+        .catch(async (error: unknown) => {
           // As a runner does that has given the test up.
-          if (!this.#closed) throw error;
-          const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
-          throw new RelayError(what, { cause: error });
+          if (this.#closed) {
+            const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
+            throw new RelayError(what, { cause: error });
+          }
+          await this.#expect(error, Math.max(deadline, performance.now() + 1_000));
+          return null;
         });
       const now = performance.now();
       if (found !== null || now >= deadline) return found;
-      await paused(rest(now - began, deadline - began));
+      const pause = rest(now - began, deadline - began);
+      await paused(this.#awaitsCapture ? Math.min(pause, LOOK_CAPTURED) : pause);
     }
+  }
+
+  /**
+   * Throw what a wait failed with, unless the mailbox is one that its first mail makes: which is so
+   * for the administrator, where the relay captures mail for the address.
+   */
+  async #expect(error: unknown, deadline: number): Promise<void> {
+    if (!isNotThere(error) || this.sessionToken !== null) throw error;
+    if (this.#awaitsCapture === undefined) {
+      const { capture, domains } = await this.#info(deadline).catch((other: unknown) => {
+        throw other instanceof RelayError ? error : other;
+      });
+      const domain = this.address.slice(this.address.lastIndexOf("@") + 1).toLowerCase();
+      this.#awaitsCapture = capture && !domains.includes(domain);
+    }
+    if (!this.#awaitsCapture) throw error;
+    if (this.#exchange.byKey) {
+      this.#awaitsCapture = false;
+      const said = `${error.detail} Captured mail opens only to the administrator's token.`;
+      throw new Refused(error.status, error.problem, said, [], 0, error.title);
+    }
+  }
+
+  #info(deadline: number): Promise<InfoJson> {
+    const request = { method: "GET", path: "/api/v1/info" } as const;
+    return this.#exchange.json<InfoJson>(request, answers.INFO, deadline);
   }
 
   /** What a wait in vain ends with; `found` are the ids of what was waited for and came. */
@@ -444,6 +476,9 @@ export class Inbox implements AsyncDisposable {
       return inVain(what, timeout, entries, found, refused, captured, untold);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
+      if (this.#awaitsCapture && isNotThere(error)) {
+        return new WaitTimeout(what, timeout, "nothing came, so it has no mailbox yet");
+      }
       return new WaitTimeout(what, timeout, `what came cannot be listed: ${error.message}`);
     }
   }
@@ -478,9 +513,8 @@ export class Inbox implements AsyncDisposable {
   /** Whether mail may have been captured of which the relay does not tell who asks. */
   async #isUntold(deadline: number): Promise<boolean> {
     if (!this.#exchange.byKey) return false;
-    const request = { method: "GET", path: "/api/v1/info" } as const;
     try {
-      return (await this.#exchange.json<InfoJson>(request, answers.INFO, deadline)).capture;
+      return (await this.#info(deadline)).capture;
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       return false;
@@ -498,6 +532,10 @@ export class Inbox implements AsyncDisposable {
       ...(this.sessionToken && { headers: { "X-Session-Token": this.sessionToken } }),
     };
   }
+}
+
+function isNotThere(error: unknown): error is Refused {
+  return error instanceof Refused && error.problem === "mailbox-not-found";
 }
 
 /** Asks for something of an inbox. */

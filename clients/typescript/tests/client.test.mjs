@@ -348,7 +348,7 @@ test(
   }),
 );
 
-test("a wait in vain says that a key is not told what was captured", async () => {
+async function byKey() {
   const made = await fetch(`${process.env.RELAY_URL}/api/v1/keys`, {
     method: "POST",
     headers: {
@@ -357,7 +357,30 @@ test("a wait in vain says that a key is not told what was captured", async () =>
     },
     body: JSON.stringify({ owner: "tests", scopes: ["read", "send"] }),
   });
-  const inbox = await new Relay({ token: (await made.json()).token }).inbox();
+  return new Relay({ token: (await made.json()).token });
+}
+
+test(
+  "a captured mailbox is waited for before its first mail, with the administrator's token",
+  withInbox(async ({ address }) => {
+    const [name, own] = address.split("@");
+    const captured = relay.mailbox(`ada@${name}.example`);
+    await assert.rejects(captured.wait({ timeout: 100 }), {
+      message: "waited 0.1 s for any mail; nothing came, so it has no mailbox yet",
+    });
+    const came = captured.wait();
+    await new Promise((done) => setTimeout(done, 300));
+    await deliver(captured.address);
+    assert.equal((await came).subject, "Reset");
+    const never = relay.mailbox(`never.${name}@${own}`);
+    await assert.rejects(never.wait(), /^Refused: 404 mailbox-not-found: .* not yours\.$/);
+    const theirs = (await byKey()).mailbox(captured.address);
+    await assert.rejects(theirs.wait(), /not yours\. Captured mail opens only to the admin/);
+  }),
+);
+
+test("a wait in vain says that a key is not told what was captured", async () => {
+  const inbox = await (await byKey()).inbox();
   await assert.rejects(inbox.wait({ timeout: 100 }), {
     message:
       "waited 0.1 s for any mail; nothing came (captured mail: only with the administrator's token)",
