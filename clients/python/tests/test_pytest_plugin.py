@@ -515,7 +515,7 @@ def test_what_the_report_cannot_read_ends_no_run(inner: pytest.Pytester) -> None
     inner.makepyfile(
         """
 def test_it(inbox, monkeypatch):
-    def fails(self, limit):
+    def fails(self, limit, timeout):
         raise UnicodeError("::x")
     monkeypatch.setattr(type(inbox), "messages", fails)
     monkeypatch.undo = lambda: None
