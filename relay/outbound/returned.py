@@ -11,7 +11,8 @@ Promises
 - The recipient of the message is suppressed for its owner, and nobody else, whatever a report says.
   The administrator's and SQL's own mail is to whom they chose, and whom they may not mail nobody
   may (`suppressions.py`); a letter with a token goes where others said, and suppresses nobody.
-- A report of a message that is still being delivered (its 250 is not recorded yet) waits for that.
+- A report of a message that is still being delivered (its 250 is not recorded yet, or was lost and
+  there is another attempt) waits for that.
 - What waits to be read is bounded (`ROWS`, `BYTES`), and what comes without a signed path takes a
   quarter of that at most (`has_room`).
 
@@ -237,10 +238,11 @@ class Returned:
         """Do what follows for a message, and forget what came.
 
         Where its state does not allow it nothing changes; what came is forgotten all the same.
-        None: the message is being delivered, so nothing is done yet, nor forgotten.  `post`: the id
-        under which it is to be done once, whatever becomes of the message meanwhile.
+        None: the message is being delivered, or waits for another attempt after one of which nobody
+        knows how it ended; so nothing is done yet, nor forgotten.  `post`: the id under which it is
+        to be done once, whatever becomes of the message meanwhile.
         """
-        if about.state is State.PROCESSING:
+        if about.state is State.PROCESSING or (about.state is State.QUEUED and post is None):
             return None
         next_state(State.SENT, Cause.RETURNED)  # the law has it; the statement says the same
         words = " ".join(filter(None, (finding.enhanced, finding.error)))

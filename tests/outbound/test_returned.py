@@ -33,13 +33,16 @@ async def about(returned: Returned, message_id: UUID) -> About:
 
 
 async def test_a_report_of_a_message_that_is_being_delivered_waits(node: Node):
-    """It is neither done nor forgotten; when the delivery is recorded it counts, once."""
+    """It is neither done nor forgotten, nor before another attempt; when it is recorded it
+    counts, once."""
     (queued,) = await put(node.pool, "Ada@x.example")
-    messages = await node.claim()
     returned = Returned(node.pool, b"key")
     await keep(node.pool, [(new_id(), queued.id, b"a complaint")])
     (came,) = await returned.claim()
     assert (came.message_id, came.raw) == (queued.id, b"a complaint")
+    # An attempt whose 250 was lost is followed by another.
+    assert await returned.apply(await about(returned, queued.id), COMPLAINT, came.id) is None
+    messages = await node.claim()
     for found in (COMPLAINT, Finding(Kind.BOUNCED, "5.1.1", "no")):
         delivering = await about(returned, queued.id)
         assert (delivering.recipient, delivering.state) == ("ada@x.example", State.PROCESSING)
