@@ -499,6 +499,9 @@ class Database:
         if not answered and conn is None:
             await self._thawed.wait()
             self._answered(fileno, None)
+        if conn is None:
+            if not any(site.frozen for site in self._sites.values()):
+                _await_greeting(fileno)
         elif not answered:
             await self._wait_unlocked(conn)
             self._world.whisper("db.unlocked", fd=fileno)
@@ -1050,6 +1053,20 @@ def _await_ready(fileno: int) -> bytes:
             return data
         time.sleep(0.00005)
     return _peek(fileno)
+
+
+def _await_greeting(fileno: int) -> None:
+    """Wait for all that a server says to who connects: it comes in one piece or in several, and
+    whoever reads waits for each."""
+    poller = select.poll()
+    poller.register(fileno, select.POLLRDHUP)
+    until = time.monotonic() + _PATIENCE
+    while not poller.poll(0) and time.monotonic() < until:
+        data = _peek(fileno)
+        lets_in = data[:1] == b"R" and data[5:9] == b"\0\0\0\0"
+        if not (lets_in or data[:1] == b"E") or data[-6:-1] == _READY:
+            return  # it asks for something, or has said all
+        time.sleep(0.00005)
 
 
 def _unread(fileno: int) -> int:
