@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from uuid import UUID
 
 import psycopg
@@ -41,6 +41,13 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """What matches each of the page's texts, with whatever in its places."""
     parts = [re.sub(r"\\\{\d\\\}", ".+", re.escape(text.strip())) for text in texts]
     return re.compile("|".join(parts), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """One without other tests' mail, which may read like a text of the page."""
+    with RelayProcess(tmp_path_factory.mktemp("relay") / "data") as process:
+        yield process
 
 
 def no_english(page: Page, where: str) -> None:

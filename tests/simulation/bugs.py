@@ -473,7 +473,7 @@ BUGS = (
     ),
     Planted(
         "who looks for what is due leaves out bulk mail",
-        "relay/db/migrations/0002_outbound.sql",
+        "relay/db/migrations/0046_owners_turns.sql",
         "    WHERE isfinite(s.run_at);\nEND",
         "    WHERE isfinite(s.run_at) AND s.priority < 2;\nEND",
         "there are still",
