@@ -143,9 +143,8 @@ def register(api: Api) -> None:
         found = await callers.search(call, criteria, 0, 1)
         if not found.mails:
             raise no_such_message()
-        return await callers.find(
-            call, str(found.mails[0].id)
-        )  # whole; a search has what lists show
+        # Whole: of a search a mail has what lists show.
+        return await callers.find(call, str(found.mails[0].id))
 
     async def whole(call: Call, mail_id: str) -> tuple[Mail, ReceivedMessage]:
         mail = await one(call, mail_id)
