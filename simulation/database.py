@@ -505,6 +505,8 @@ class Database:
         elif not answered:
             await self._wait_unlocked(conn)
             self._world.whisper("db.unlocked", fd=fileno)
+        if fileno in self._listeners and conn is self._listeners[fileno].conn:
+            _await_end_of_answer(fileno)
         self._world.whisper("db.answered", fd=fileno)
         self._settle_after(fileno)
         if self._losing and conn is not None:
@@ -1053,6 +1055,28 @@ def _await_ready(fileno: int) -> bytes:
             return data
         time.sleep(0.00005)
     return _peek(fileno)
+
+
+def _await_end_of_answer(fileno: int) -> None:
+    """Wait for all of the answer that has begun to come to a listener's own question.
+
+    It comes in one piece or in several, and what is there of it is counted as had.
+    """
+    poller = select.poll()
+    poller.register(fileno, select.POLLRDHUP)
+    until = time.monotonic() + _PATIENCE
+    while not (_has_ended(_peek(fileno)) or poller.poll(0)) and time.monotonic() < until:
+        time.sleep(0.00005)
+
+
+def _has_ended(data: bytes) -> bool:
+    """Whether all of an answer is there; notifications may have come behind it."""
+    at = 0
+    while at + 5 <= len(data):
+        if data[at : at + 5] == _READY and at + 6 <= len(data):
+            return True
+        at += 1 + int.from_bytes(data[at + 1 : at + 5], "big")
+    return False
 
 
 def _await_greeting(fileno: int) -> None:
