@@ -48,6 +48,7 @@ from relay.mailboxes.records import (
     Placed,
     entry_of,
 )
+from relay.mailboxes.summary import MAX_VALUE
 from relay.mailboxes.visibility import LIVE, Reach
 from relay.mailboxes.walks import Walk
 
@@ -79,8 +80,8 @@ class Mail:
     `recipients`: of its envelope, as far as they are within reach; `headers`: [name, decoded value]
     in order; `attachments`: as of `ReceivedMessage`; `login`: as whom its sender signed in, if that
     is known.  `mailbox_id` has the message `id`.  Of a search's, `headers` has those that lists
-    show (`LISTED`; `is_cut`: not all that these say), and `attachments` no more than how many there
-    are, and which are inline.
+    show (`LISTED`), and `attachments` no more than how many there are, and which are inline.
+    `is_cut`: those that lists show may say more than is here.
     """
 
     id: UUID
@@ -498,6 +499,9 @@ def _mail(row: tuple[Any, ...], group: Sequence[_Head], most: int | None) -> Mai
     entry, placed = entry_of(row[:-_BEYOND])
     mailbox_id, reverse_path, written, beside, login = row[-_BEYOND:]
     headers, attachments, is_cut = _found_in(written or "", beside or "")
+    is_cut = is_cut or any(
+        len(value) >= MAX_VALUE for name, value in headers if name.lower() in _OF_LISTS
+    )
     if most is not None:
         headers, shortened = _of_lists(headers, most)
         is_cut = is_cut or shortened

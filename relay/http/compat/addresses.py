@@ -1,4 +1,4 @@
-"""Addresses as they stand in decoded header fields.  Pure.
+"""Whom a mail names: the addresses of decoded header fields, and who got it without a name.  Pure.
 
 The encoded words of a name are decoded by now, so that a comma in a name looks like one between two
 addresses: what has no address behind it belongs to the name of the next.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from relay.mailboxes.mails import Mail
 
 _MOST = 1000  # addresses of a field
 _LONGEST = 32 * 1024  # characters of it that are looked at
@@ -37,6 +39,22 @@ def addresses(values: Iterable[str]) -> list[Address]:
             found.append(address)
         left -= min(left, len(value))
     return found
+
+
+def bcc_of(mail: Mail) -> list[Address]:
+    """Return Mailpit's Bcc: whom the header names, and the recipients that none names.
+
+    These are left out where not all was read that the headers say: they may be named there.
+    """
+    named = {name: mail.values(name) for name in ("to", "cc", "bcc")}
+    found = {name: addresses(values) for name, values in named.items()}
+    if mail.is_cut or any(
+        len(found[name]) == _MOST or sum(map(len, values)) > _LONGEST
+        for name, values in named.items()
+    ):
+        return found["bcc"]
+    said = {one.address.lower() for some in found.values() for one in some}
+    return found["bcc"] + [Address("", one) for one in mail.recipients if one.lower() not in said]
 
 
 def _of(value: str) -> Iterator[Address]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from relay.http.compat.addresses import Address, addresses
+from relay.http.compat.addresses import Address, addresses, bcc_of
 from relay.mailboxes.mails import Found, Mail
 from relay.mailboxes.records import ReceivedMessage
 from relay.times import rfc3339
@@ -111,17 +111,12 @@ def headers(fields: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _people(mail: Mail) -> dict[str, Any]:
-    to, cc = addresses(mail.values("to")), addresses(mail.values("cc"))
-    bcc = addresses(mail.values("bcc"))
-    named = {one.address.lower() for one in (*to, *cc, *bcc)}
-    if not mail.is_cut:  # or they may be named where nobody has read
-        bcc += [Address("", one) for one in mail.recipients if one.lower() not in named]
     sender = Address(mail.placed.from_name or "", mail.entry.from_address or "")
     return {
         "From": _person(sender),
-        "To": [_person(one) for one in to],
-        "Cc": [_person(one) for one in cc],
-        "Bcc": [_person(one) for one in bcc],
+        "To": [_person(one) for one in addresses(mail.values("to"))],
+        "Cc": [_person(one) for one in addresses(mail.values("cc"))],
+        "Bcc": [_person(one) for one in bcc_of(mail)],
         "ReplyTo": [_person(one) for one in addresses(mail.values("reply-to"))],
     }
 

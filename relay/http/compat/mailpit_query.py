@@ -24,6 +24,7 @@ from typing import cast
 from zoneinfo import ZoneInfo
 
 from relay.errors import Invalid
+from relay.http.compat.addresses import bcc_of
 from relay.mailboxes.mails import Criteria, Mail
 from relay.mailboxes.query import LONGEST, MOST_TERMS, Field, Term
 from relay.times import parse_instant
@@ -79,7 +80,9 @@ def _test(name: str, value: str) -> Test | None:
     wanted = value.casefold()
     if name in _IN_HEADERS and value:
         if name == "bcc":
-            return lambda mail: any(wanted in one.casefold() for one in hidden(mail))
+            return lambda mail: any(
+                wanted in f"{one.name} <{one.address}>".casefold() for one in bcc_of(mail)
+            )
         return lambda mail: any(wanted in one.casefold() for one in mail.values(name))
     if (name, wanted) == ("is", "tagged"):
         return lambda mail: bool(mail.placed.tags)
@@ -117,12 +120,6 @@ def _instant(name: str, value: str, zone: str) -> datetime:
         return instant.replace(tzinfo=ZoneInfo(zone))
     except (ValueError, OSError, KeyError):
         raise Invalid(f"tz: there is no time zone {zone[:64]!r}") from None
-
-
-def hidden(mail: Mail) -> list[str]:
-    """The recipients that no header names, as Mailpit finds Bcc, and what Bcc itself says."""
-    said = " ".join(mail.values("to") + mail.values("cc")).lower()
-    return mail.values("bcc") + [one for one in mail.recipients if one.lower() not in said]
 
 
 def _negated(test: Test) -> Test:

@@ -276,6 +276,25 @@ async def test_a_mail_to_several_is_one(house: House):
     assert [one["ID"] for one in (await listed(house, house.admin))["messages"]] == [again]
 
 
+async def test_bcc_is_found_as_it_is_shown(house: House):
+    """Who is no more than a part of a name is not named; who may be named where nobody has read is
+    left out of both."""
+    address, _ = await house.mailbox()
+    for to, named in (
+        (f"b{address}", False),
+        (f"Somebody <{address}>", True),
+        (f"{', '.join(f'ada{n}@x.example' for n in range(3000))}, {address}", True),
+    ):
+        mail = str(await house.deliver(address, letter(to)))
+        (entry,) = (await listed(house, house.admin))["messages"]
+        assert [one["Address"] for one in entry["Bcc"]] == [address] * (not named)
+        found = (await listed(house, house.admin, f"bcc:{address}"))["messages"]
+        assert [one["ID"] for one in found] == [mail] * (not named)
+        whole = await house.client.get(f"{MAILPIT}/message/{mail}", headers=house.admin)
+        assert whole.json()["Bcc"] == entry["Bcc"]
+        await house.client.delete(f"{MAILPIT}/messages", headers=house.admin)
+
+
 TO = ", ".join(f"{'😀' * 90} <ada{n}@x.example>" for n in range(40))
 
 
