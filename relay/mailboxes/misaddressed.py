@@ -7,6 +7,8 @@ Who holds a mailbox may hear that mail was refused for
   local part of at least `_LEAST`.  That much of it the holder knows already; of short names, which
   people choose, a neighbour may be meant.
 The administrator may hear of all, and nobody else of captured mail, which is the administrator's.
+Who asks as whom their sender signs in means what that one sent, and what is nearly the mailbox's
+own address (`is_near`), of however short a name.
 
 Promises: nobody else is told of an address that somebody has or had, as long as the relay remembers
 (`RELAY_EXPIRY__RETENTION`).  Of captured mail is told what is a mailbox's by its sign: to its local
@@ -110,14 +112,21 @@ class Misaddressed:
         return [Astray(*row) for row in rows]
 
 
-def is_slip(written: str, meant: str) -> bool:
-    """Whether an address is another but for a few characters in one place."""
-    if written == meant or len(meant.rpartition("@")[0]) < _LEAST:
-        return False
+def is_near(written: str, meant: str) -> bool:
+    """Whether an address is another, or is but for a few characters in one place, and no more than
+    half of its local part."""
     shared = min(len(written), len(meant))
     before = _alike(written, meant)
     after = min(_alike(written[::-1], meant[::-1]), shared - before)
-    return max(len(written), len(meant)) - before - after <= _SLIP
+    differing = max(len(written), len(meant)) - before - after
+    local_part = max(len(one.rpartition("@")[0]) for one in (written, meant))
+    return differing <= min(_SLIP, local_part // 2)
+
+
+def is_slip(written: str, meant: str) -> bool:
+    """Whether an address is nearly another, of whose holder it then tells nothing new."""
+    local_part = meant.rpartition("@")[0]
+    return written != meant and len(local_part) >= _LEAST and is_near(written, meant)
 
 
 def _alike(one: str, other: str) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from relay.mailboxes.misaddressed import is_slip
+from relay.mailboxes.misaddressed import is_near, is_slip
 
+CASES = json.loads((Path(__file__).parents[2] / "clients/cases.json").read_text())
 MEANT = "lorih-pajos-rivah-vagud@relay.localhost"
 
 
@@ -47,3 +52,9 @@ def test_neighbours_of_short_names_are_other_peoples() -> None:
     assert not is_slip("anne@relay.localhost", "anna@relay.localhost")
     assert not is_slip("elevenchars@relay.localhost", "elevencharz@relay.localhost")
     assert is_slip("twelve-chars@relay.localhost", "twelve-charz@relay.localhost")
+
+
+@pytest.mark.parametrize("case", CASES["slips"], ids=lambda case: case["written"])
+def test_what_is_nearly_an_address_is_so_to_the_clients_too(case: dict[str, Any]) -> None:
+    """Of short names no more than half."""
+    assert is_near(case["written"].lower(), case["meant"]) is case["near"]

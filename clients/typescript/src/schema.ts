@@ -582,7 +582,10 @@ export interface operations {
     };
     listRefused: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description as whom its sender had signed in; empty: nobody */
+                login?: string | null;
+            };
             header?: never;
             path: {
                 /** @description the mailbox's address */

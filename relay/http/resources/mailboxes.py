@@ -41,6 +41,7 @@ from relay.http.operations import (
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import mailbox_not_found
 from relay.http.routing import Api
+from relay.mailboxes.misaddressed import is_near
 from relay.times import rfc3339
 
 _MOST_ASTRAY = 100  # recipients, refused or captured
@@ -100,6 +101,15 @@ class MailboxEntry(View):
     max_bytes: int | None
     plan: str
     created_at: Instant
+
+
+class RefusedQuery(Query):
+    """Whose mail is meant, beside what went nearly to the mailbox's address; all, if left out."""
+
+    login: Annotated[
+        Annotated[Text, StringConstraints(max_length=1000)] | None,
+        Field(description="as whom its sender had signed in; empty: nobody"),
+    ] = None
 
 
 class RefusedEntry(View):
@@ -310,12 +320,15 @@ def register(api: Api) -> None:
                 MAILBOX_NOT_FOUND,
             ),
             scope="read",
+            query=RefusedQuery,
             details="For a test in which no mail came: a mistyped address is refused, and only its "
             "sender hears of it. The administrator is shown all. Who else holds the mailbox is "
             "shown its own address, those of other mailboxes of the same owner, also if they are "
             "over, and an address that nobody has and that is this one but for up to three "
-            "characters in one place (of a local part of twelve at least). This node remembers "
-            "1,000 for an hour, until it is started again.",
+            "characters in one place (of a local part of twelve at least). `login` narrows these "
+            "to what its sender wrote to, and to what is nearly the mailbox's address: not what "
+            "other tests mistyped. This node remembers 1,000 for an hour, until it is started "
+            "again.",
         ),
     )
     async def refused(call: Call) -> Response:
@@ -330,7 +343,13 @@ def register(api: Api) -> None:
             [one.address for one in found],
             administrator=call.caller is not None and call.caller.credential.administrator,
         )
-        shown = [one for one in found if one.address in told][:_MOST_ASTRAY]
+        login = call.query.login
+        shown = [
+            one
+            for one in found
+            if one.address in told
+            and (login is None or one.login == login or is_near(one.address, mailbox.address))
+        ][:_MOST_ASTRAY]
         return json_response(
             [
                 {

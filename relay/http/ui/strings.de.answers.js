@@ -27,6 +27,7 @@ export default {
   "rows to skip": "Zeilen, die übersprungen werden",
   "give each as reading it does, and mark it read; of large ones fewer. The first page waits until what has come is parsed, some seconds at most": "jede so, wie Lesen sie gibt, und als gelesen; von großen weniger. Die erste Seite wartet, bis gelesen ist, was kam, höchstens einige Sekunden",
   "as whom its sender had signed in": "als wer der Absender angemeldet war",
+  "as whom its sender had signed in; empty: nobody": "als wer der Absender angemeldet war; leer: niemand",
   "as whom its sender had signed in, where mail is captured and any name is taken; what others sent to the address is an entry of its own": "als wer der Absender angemeldet war, wo Mail abgefangen wird und jeder Name gilt; was andere an die Adresse sandten, ist ein eigener Eintrag",
   "what to look for, as in GET /api/v1/messages": "wonach gesucht wird, wie in GET /api/v1/messages",
   "words, \"phrases\", -not, from: to: subject: tag: has:attachment is:unread is:read before: after: larger: smaller:, all of which must hold; * is everything": "Wörter, \"Wortfolgen\", -nicht, from: to: subject: tag: has:attachment is:unread is:read before: after: larger: smaller:, die alle zutreffen müssen; * ist alles",

@@ -300,9 +300,12 @@ def test_a_list_is_called_a_list():
     assert "it must be a list" in invalid(caught.value, "body").detail
 
 
-async def refused_of(house: House, address: str, headers: dict[str, str]) -> list[str]:
+async def refused_of(
+    house: House, address: str, headers: dict[str, str], **query: str
+) -> list[str]:
     """The refused recipients that the holder of a mailbox is shown."""
-    answer = await house.client.get(f"/api/v1/mailboxes/{address}/refused", headers=headers)
+    path = f"/api/v1/mailboxes/{address}/refused"
+    answer = await house.client.get(path, headers=headers, params=query)
     assert answer.status_code == 200, answer.text
     return [one["address"] for one in answer.json()]
 
@@ -333,6 +336,31 @@ async def test_refused_recipients_are_shown_to_whom_they_concern(house: House) -
         await house.client.post("/api/v1/mailboxes", headers=others, json=new)
     ).status_code == 201
     assert await refused_of(house, made[0], mine) == [over]
+
+
+async def test_refused_recipients_are_narrowed_by_who_signed_in(house: House) -> None:
+    """To what that one named and what is nearly the mailbox's address, of whom one may hear."""
+    key = await house.key("read")
+    made = await house.client.post(BASE, headers=key, json={"local_part": "anna-x"})
+    address = made.json()["address"]
+    over = (await house.client.post(BASE, headers=key)).json()["address"]
+    await house.expire(over)
+    noted = (
+        ("anne-x@relay.localhost", None), ("anna-x@relay.example", None), (address, "theirs"),
+        (over, "mine"), (over, "theirs"), ("nobody@relay.localhost", "mine"),
+        ("nobody@relay.localhost", None), ("others@relay.localhost", "theirs"),
+    )  # fmt: skip
+    for one, login in noted:
+        house.refused.note(one, "unknown", "550 5.1.1 No such mailbox here", login)
+    near = [address, "anne-x@relay.localhost"]
+    assert len(await refused_of(house, address, house.admin)) == len(noted)
+    for headers, login, told in (
+        (house.admin, "mine", ["nobody@relay.localhost", over, *near]),
+        (house.admin, "", near),
+        (key, "mine", [over, address]),
+        (key, "", [address]),
+    ):
+        assert await refused_of(house, address, headers, login=login) == told
 
 
 async def captured(house: House, address: str, login: str | None = None) -> None:
