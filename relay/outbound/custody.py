@@ -243,8 +243,8 @@ class Custody:
             self._listener.freed()
         if not job.priority and self._right_of_way.ended(job.message.id, now):
             self._listener.way_is_free()
-        if job.ended is not None:
-            job.ended.set()
+        if job.turn is not None:
+            job.turn.end()
         if self._jobs.get(job.key) is not job:
             return False
         del self._jobs[job.key]

@@ -33,11 +33,14 @@ class Wire(Protocol):
         """Break off."""
 
 
-class Signal(Protocol):
-    """What somebody waits for; `trio.Event` is one."""
+class Turn(Protocol):
+    """The right to be in memory: `relay.outbound.large_turns.LargeTurn`."""
 
-    def set(self) -> None:
-        """Say that it has happened."""
+    made_at: float
+    """Since when the message is there."""
+
+    def end(self) -> None:
+        """The message is there no more."""
 
 
 class Job:
@@ -48,7 +51,6 @@ class Job:
         "began_at",
         "connection",
         "domain",
-        "ended",
         "following",
         "gates",
         "key",
@@ -59,6 +61,7 @@ class Job:
         "outgoing",
         "owner",
         "priority",
+        "turn",
         "withdrawn",
     )
 
@@ -77,8 +80,8 @@ class Job:
         self.outgoing: Mail | None = None
         """The mail that goes out, with what it is known by when it comes back, once it was first
         tried or announced."""
-        self.ended: Signal | None = None
-        """The signal of a large job's end, for which somebody waits."""
+        self.turn: Turn | None = None
+        """The turn that a large message had last: it has ended once its bytes are not in memory."""
         self.gates: tuple[Gate, ...] = ()
         """The gates that have let the job through and count it."""
         self.connection: Wire | None = None

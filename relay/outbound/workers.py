@@ -10,11 +10,12 @@ Promises
   begun with less left than the dot's answer may take and a commit.
 - One message's failure is no other's, whatever it is: what nobody foresaw defers that message.
 - A large message is fetched and composed in a thread, few at once, before a worker takes it; those
-  to strangers, who may never answer, are half of them at most.  What is to be signed is signed
-  before that (`relay.outbound.signing`).  None goes unsigned because its key cannot be read.
-- A message of over `_HEAVY` bytes is let go while its connection takes long to be opened, and
-  fetched and composed again once that is open; and when it was handed to the connection.  So what
-  hangs keeps one at MAIL, RCPT or DATA only.
+  to strangers, who may never answer, are half of them at most (`relay.outbound.large_turns`).  What
+  is to be signed is signed before that (`relay.outbound.signing`).  None goes unsigned because its
+  key cannot be read.
+- A message of over `_HEAVY` bytes is let go while its peer takes long to open a connection or to
+  ask for it, and fetched and composed again once he asks; and when it was handed to the connection.
+  So what hangs keeps none, but what a peer stops reading in the middle.
 - Lower mail is not begun while high mail has the right of way.
 
 Fails: never; when cancelled, what was not begun is given back, and of what was, its outcome is
@@ -26,7 +27,6 @@ from __future__ import annotations
 import math
 from collections import Counter as Counts
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from uuid import UUID
 
@@ -45,6 +45,7 @@ from relay.outbound.dispatch import SLOW, Dispatch, Line, Place
 from relay.outbound.dkim import Unloadable
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.jobs import Job
+from relay.outbound.large_turns import LargeTurns
 from relay.outbound.loopback import Loopback
 from relay.outbound.mx.connections import SiteConnections, Unsuited
 from relay.outbound.mx.direct import OWN, SITE_WIDTH, Direct
@@ -73,7 +74,8 @@ _LARGE_WAIT = 8  # more that wait until they may be; of one owner half as many
 _LARGE_PATIENCE = 1.0  # s; that long do others wait, and are given back
 _LARGE_PAUSE = 2.0  # s; until these are claimed again
 _HEAVY = 65_536  # bytes of a message; what is smaller costs less than what its connection does
-_RESTORED_AT_ONCE = 4  # messages
+_MADE_AGAIN_AT_ONCE = 4  # messages
+_UNASKED = 2.0  # s; for which a message is kept that its peer has not asked for
 
 _OPENED = Counter(
     "relay_outbound_connections_opened", "Connections to upstreams.", registry=registry
@@ -147,10 +149,9 @@ class Workers:
         self._aside = 0  # that stood aside when somebody was told last
         self._outage = MOMENT * retry_unit  # s; given back for so long when the database is away
         self._way_is_free = trio.lowlevel.ParkingLot()
-        self._large = trio.CapacityLimiter(_LARGE_AT_ONCE)
-        self._large_to_strangers = trio.CapacityLimiter(_LARGE_TO_STRANGERS)
+        self._large = LargeTurns(_LARGE_AT_ONCE, _LARGE_TO_STRANGERS)
+        self._made_again = LargeTurns(_MADE_AGAIN_AT_ONCE)
         self._large_waiting: Counts[UUID] = Counts()  # by owner
-        self._restoring = trio.CapacityLimiter(_RESTORED_AT_ONCE)
         self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection, or opens one
         self.nursery: trio.Nursery | None = None
 
@@ -220,7 +221,7 @@ class Workers:
         """Every moment: let what has stalled stand aside, take back what waits behind it or for a
         DNS that is late, widen what nothing moves in, and begin what can be."""
         self._dispatch.step_aside(now)
-        self._let_go_of_what_opens(now)
+        self._let_go_of_what_waits(now)
         if self._gatekeeper.look_after_stalls(self._begun, now):
             self._custody.freed()
         self._late = 0
@@ -234,11 +235,18 @@ class Workers:
         # nobody says that.
         self.spread()
 
-    def _let_go_of_what_opens(self, now: float) -> None:
-        """Let go of the messages that have waited for a connection for long."""
+    def _let_go_of_what_waits(self, now: float) -> None:
+        """Let go of the messages that have waited for their peers for long, or are in the way."""
         for job in self._begun.values():
-            if job.connection is None and now > job.began_at + SLOW:
+            most = SLOW if job.connection is None else _UNASKED
+            if now > job.began_at + most and not job.on_the_wire:
                 _let_go(job)
+        for turns in (self._large, self._made_again):
+            for turn in turns.overdue(now):
+                if turn.job.on_the_wire:
+                    turn.pass_on(turn.job.message.size)
+                else:
+                    _let_go(turn.job)
 
     def give_back_waiting(self, now: float) -> None:
         """Give back what waits in a line, for the DNS, or to be signed."""
@@ -389,29 +397,26 @@ class Workers:
 
         In a thread, as it takes as long as a thousand ordinary deliveries; few at once, as each is
         in memory several times; and before a worker takes it, which would wait for its turn here.
-        Its turn lasts until its end.  Few wait for one for long: what does takes of the room that
-        others' mail is claimed in.
+        Few wait for their turn for long: what does takes of the room that others' mail is claimed
+        in.
         """
         owner, waiting = job.message.owner, self._large_waiting
         few = waiting.total() < _LARGE_WAIT and waiting[owner] < _LARGE_WAIT // 2
         waiting[owner] += 1
         try:
-            async with AsyncExitStack() as turns:
-                try:
-                    with trio.move_on_after(math.inf if few else _LARGE_PATIENCE) as patience:
-                        if self._dispatch.is_stranger(line):
-                            await turns.enter_async_context(self._large_to_strangers)
-                        await turns.enter_async_context(self._large)
-                finally:
-                    waiting[owner] -= 1
-                    if not waiting[owner]:
-                        del waiting[owner]
-                if patience.cancelled_caught:
-                    self._give_back(job, _LARGE_PAUSE)
-                    return
-                job.leave_gates()  # one may have been shut meanwhile
-                if self._gatekeeper.lets(line, job, trio.current_time()):
-                    await self._fetch_and_compose(line, job)
+            try:
+                with trio.move_on_after(math.inf if few else _LARGE_PATIENCE) as patience:
+                    await self._large.take(job, to_stranger=self._dispatch.is_stranger(line))
+            finally:
+                waiting[owner] -= 1
+                if not waiting[owner]:
+                    del waiting[owner]
+            if patience.cancelled_caught:
+                self._give_back(job, _LARGE_PAUSE)
+                return
+            job.leave_gates()  # one may have been shut meanwhile
+            if self._gatekeeper.lets(line, job, trio.current_time()):
+                await self._fetch_and_compose(line, job)
         finally:
             line.coming -= 1
 
@@ -425,10 +430,15 @@ class Workers:
         if self._custody.leaving:
             self._give_back(job)
             return
-        job.ended = ended = trio.Event()
+        if line.way is not None:
+            try:
+                self._outgoing(job)
+            except Exception as error:
+                self._not_made(job, error)
+                return
+            _is_made(job)
         self._dispatch.put(line, job)
         self.spread()
-        await ended.wait()
 
     async def _make_large(self, job: Job) -> Mail | None:
         """Fetch the body of a job's message, and compose and sign it; None: the job has left."""
@@ -565,19 +575,22 @@ class Workers:
                 if connection is None:
                     return self._next(place)
                 self._dispatch.opened(line)
-                if isinstance(mail, OnceMail) and mail.gone:
-                    mail = await self._restored(job)
-                    if mail is None:
-                        return self._next(place)
                 if custody.stale(job, trio.current_time()) and not await self._may_begin(job):
                     return self._next(place)
         hand.first = connection.trace if connection.delivered == 0 else ()
         announce = partial(self._announce, place, hand)
-        go_on = partial(self._go_on, place, hand, connection, announce) if line.waits else None
+        go_on = None
+        if line.waits and not isinstance(mail, OnceMail):
+            go_on = partial(self._go_on, place, hand, connection, announce)
         _, follows, deadline = self._begin(place, job, mail, connection, announce, began_at)
         try:
             outcomes: Sequence[Outcome] | None = await connection.deliver(
-                mail, follows, deadline=deadline, go_on=go_on
+                mail,
+                follows,
+                deadline=deadline,
+                go_on=go_on,
+                have_body=partial(self._make_again, job),
+                sent=partial(_left_memory, job),
             )
         except trio.ClosedResourceError:
             outcomes = connection.outcomes  # broken off: its lease is lost
@@ -606,7 +619,9 @@ class Workers:
                 self._dispatch.put_back(place, following, job)
             hand.connection = None
             return job
-        if job.lost and outcome.verdict is Verdict.DEFERRED:
+        if job not in custody:
+            pass  # it could not be made again
+        elif job.lost and outcome.verdict is Verdict.DEFERRED:
             # Whoever has its lease now delivers it; no peer is to blame.
             custody.drop(job, trio.current_time())
         else:
@@ -658,6 +673,7 @@ class Workers:
         if (
             following is None
             or following.outgoing is None
+            or isinstance(following.outgoing, OnceMail)
             or place.line.way is None
             or not place.line.way.suits(connection, following.outgoing)
             or outcome.verdict is not Verdict.DELIVERED
@@ -732,14 +748,32 @@ class Workers:
         job.outgoing = mail
         return mail
 
-    async def _restored(self, job: Job) -> Mail | None:
-        """The mail of a job once more that was let go; None if it is not to be sent now."""
-        async with self._restoring:
-            made = await self._make_large(job)
-        if made is None or not await self._may_begin(job):
-            return None
-        job.mail, job.outgoing = made, None
-        return self._outgoing(job)
+    async def _make_again(self, job: Job) -> bool:
+        """Have the mail of a job once more that was let go; False if it is not to be sent now.
+
+        A large one has a turn until it is sent; what is smaller, until it is made.
+        """
+        once, is_large = job.outgoing, job.turn is not None
+        assert isinstance(once, OnceMail)
+        try:
+            await self._made_again.take(job)
+            job.mail = await self._make_large(job)
+            if job.mail is None or not await self._may_begin(job):
+                return False
+            job.outgoing = None
+            made = self._outgoing(job)
+            if made is None:
+                return False
+            once.have(made)
+            _is_made(job)
+        except trio.Cancelled:
+            self._give_back(job)
+            raise
+        finally:
+            job.outgoing = once
+            if not is_large or once.gone:
+                _left_memory(job)
+        return True
 
     def _composed(self, job: Job) -> Mail | None:
         """The mail of a job; None if there can be none, which is settled then."""
@@ -867,3 +901,16 @@ def _let_go(job: Job) -> None:
     """Keep the bytes of a job's mail no longer, if they are many."""
     if isinstance(job.outgoing, OnceMail):
         job.outgoing.let_go()
+        _left_memory(job)
+
+
+def _is_made(job: Job) -> None:
+    """The bytes of a job's mail are there."""
+    if job.turn is not None:
+        job.turn.made_at = trio.current_time()
+
+
+def _left_memory(job: Job) -> None:
+    """The bytes of a job's mail are there no more."""
+    if job.turn is not None:
+        job.turn.end()

@@ -195,6 +195,8 @@ class Mail:
         *("_data", "dsn", "eight_bit", "mail_from", "rcpt_to", "recipients", "require_tls"),
         *("sender", "smtputf8", "utf8_fields"),
     )
+    gone = False
+    """Whether its bytes are not here: see `OnceMail`."""
 
     def __init__(
         self,
@@ -294,7 +296,8 @@ class Mail:
 class OnceMail(Mail):
     """A mail that is sent once at most: its bytes are let go as they are given out, or earlier.
 
-    What a peer is told and asked by stays: the envelope and the size.
+    What a peer is told and asked by stays: the envelope and the size.  One that was let go earlier
+    has its bytes again by `have`.
     """
 
     __slots__ = ("_size", "gone")
@@ -304,7 +307,7 @@ class OnceMail(Mail):
             setattr(self, name, getattr(mail, name))
         self._size = mail.size
         self.gone = False
-        """Whether it cannot be sent any more."""
+        """Whether it cannot be sent now."""
 
     @property
     def size(self) -> int:
@@ -315,6 +318,11 @@ class OnceMail(Mail):
         """Keep the bytes of the message no longer."""
         self._data = b""
         self.gone = True
+
+    def have(self, mail: Mail) -> None:
+        """Take the bytes of the same mail, made again."""
+        self._data = mail.data
+        self.gone = False
 
     def wire(self) -> tuple[bytes, ...]:
         """As of a `Mail`; then it is gone."""
@@ -401,7 +409,8 @@ class SmtpClient:
 
     Opening: feed what arrives to `receive`; send what `data_to_send` returns; when `wants_tls`,
     shake hands and call `tls_established`; it is over when `ready`, or `failure` is set.
-    A mail: `begin`, then receive and send until `result` is set.
+    A mail: `begin`, then receive and send until `result` is set; when `wants_body`, have the bytes
+    of a `OnceMail` that was let go made again, and say `go_on_with_body` or `has_no_body`.
     What is not bytes goes to `ended` (closed, reset, TLS failure) or `late` (a deadline).
     """
 
@@ -457,6 +466,8 @@ class SmtpClient:
         """Whether mails may be begun."""
         self.wants_tls = False
         """Whether the handshake is to start now."""
+        self.wants_body = False
+        """Whether the peer waits for the bytes of a mail that was let go."""
         self.verified = False
         """Whether the peer has shown who it is in TLS, as its driver found."""
         self.usable = True
@@ -476,6 +487,8 @@ class SmtpClient:
     @property
     def awaits(self) -> Phase:
         """The phase whose reply is awaited."""
+        if self.wants_body:
+            return Phase.DATA
         return self._flight[0][0] if self._flight else Phase.MAIL
 
     @property
@@ -876,6 +889,8 @@ class SmtpClient:
             self._break(
                 Seen.LATE, "too little time was left to await the dot's reply", now, Phase.DATA
             )
+        elif transaction.mail.gone:
+            self.wants_body = True
         else:
             self._flight.append((Phase.DOT, transaction, 0, now))
             self._out += transaction.mail.wire()
@@ -889,6 +904,16 @@ class SmtpClient:
             if following is not None and self.offer.lacking(following) is None:
                 self._ahead = _Transaction(following)
                 self._tail = self._write_group(self._ahead, now)
+
+    def go_on_with_body(self, now: float) -> None:
+        """The bytes that the peer waits for are here again."""
+        self.wants_body = False
+        assert self._current is not None  # that mail is in hand
+        self._send_body(self._current, now)
+
+    def has_no_body(self, now: float) -> None:
+        """There are none: the connection ends, and nothing was delivered."""
+        self._break(Seen.LATE, "the delivery was cancelled", now)
 
     # --- ends ---
 
@@ -922,6 +947,7 @@ class SmtpClient:
         self.usable = False
         if phase is None:
             phase = self.awaits
+        self.wants_body = False
         written = self._flight[0][3] if self._flight else now
         self._out.clear()
         self._queue.clear()

@@ -31,7 +31,7 @@ import math
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -197,6 +197,9 @@ def opportunistic_tls() -> ssl.SSLContext:
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
     return context
 
+
+HaveBody = Callable[[], Awaitable[bool]]
+"""Has the bytes of a `OnceMail` that was let go made again; False: there are none."""
 
 GoOn = Callable[[tuple[Outcome, ...], float], tuple[Mail, Following, float] | None]
 """Called with the outcomes of a mail and the instant; returns what `deliver` takes: the mail, what
@@ -436,6 +439,8 @@ class Connection:
         *,
         deadline: float = math.inf,
         go_on: GoOn | None = None,
+        have_body: HaveBody | None = None,
+        sent: Callable[[], None] = lambda: None,
     ) -> tuple[Outcome, ...]:
         """Send one mail; returns the outcome of each recipient, in order.
 
@@ -446,12 +451,14 @@ class Connection:
         `deadline`: an instant on Trio's clock by which all is over; `Deadlines.total` holds too.
         `go_on`: who is told of a mail's end, and gives the mail that was announced behind it, to be
         delivered in the same call; None: this returns, and the outcomes are those of the last.
+        `have_body`: called when the peer waits for a mail that was let go, but with no `go_on`;
+        `sent`: when a message of over `BLOCK` bytes is not in memory here any more.
         """
         core = self._core
         self._begin(mail, following, deadline, trio.current_time())
         if core.result is None:
             # To be hosted costs more than it gains for a single mail.
-            carried = self._carry(go_on)
+            carried = self._carry(go_on, have_body, sent)
             done = await (carried if go_on is None else self._wire.host(carried))
             self.due = math.inf
             if done is None and not self._expired:
@@ -469,7 +476,9 @@ class Connection:
         self._core.begin(mail, now, following=following, body_by=deadline - deadlines.dot)
         self._wire.unsent = 0
 
-    async def _carry(self, go_on: GoOn | None) -> bool:
+    async def _carry(
+        self, go_on: GoOn | None, have_body: HaveBody | None, sent: Callable[[], None]
+    ) -> bool:
         """Send and receive until the mail in hand has its outcomes, and `go_on` knows no other."""
         core, wire, clock = self._core, self._wire, self._clock
         try:
@@ -477,10 +486,15 @@ class Connection:
             self._break_off_at(min(self._ends, now + self._allowed()))
             awaited = core.replies
             while True:
+                if core.wants_body:
+                    await self._have_body(have_body)
+                    if core.result is not None:
+                        return True
                 out = core.data_to_send()
                 if len(out) > BLOCK:
                     await self._send_long(out, self._ends)
                     del out  # a peer may take long to answer it
+                    sent()
                     now = clock()
                     self._break_off_at(min(self._ends, now + self._allowed()))
                 elif out:
@@ -519,6 +533,22 @@ class Connection:
                 self.abort()
                 raise
             return True
+
+    async def _have_body(self, have_body: HaveBody | None) -> None:
+        """Have the message made again that the peer waits for."""
+        self.due = math.inf  # the peer is not late
+        found = False
+        if have_body is not None:
+            with trio.move_on_at(self._ends):
+                found = await have_body()
+        if self._closed:
+            raise trio.ClosedResourceError("the connection was closed by `abort`")
+        now = self._clock()
+        if found:
+            self._core.go_on_with_body(now)
+        else:
+            self._core.has_no_body(now)
+        self._break_off_at(min(self._ends, now + self._allowed()))
 
     def _break_off_at(self, instant: float) -> None:
         """Set the deadline of what is under way."""

@@ -572,16 +572,17 @@ async def test_a_large_message_is_fetched_by_itself(pool):
     assert all(len(received.data) > len(content) * 4 // 3 for received in sink.received)
 
 
-async def test_large_mail_that_hangs_keeps_no_room_from_others(pool):
-    """Four of them hang, four more wait; others are given back after a second, for what is claimed
-    takes of the room for all.  They are sent once the server answers."""
+async def test_large_mail_that_waits_keeps_no_room_from_others(pool, monkeypatch):
+    """Four of them are fetched, four more wait; others are given back after a second, for what is
+    claimed takes of the room for all.  They are sent once these are there."""
     released = trio.Event()
+    fetch = Queue.with_body
 
-    async def script(session: Session, verb: str, line: str) -> bytes | None:
-        if verb == "RCPT" and "large" in line:
-            await released.wait()
-        return None
+    async def slow(self, message):
+        await released.wait()
+        return await fetch(self, message)
 
+    monkeypatch.setattr(Queue, "with_body", slow)
     content = Attachment("a.bin", "application/octet-stream", b"x" * (1 << 20))
     message = Message(
         Address("a@example.org"),
@@ -591,7 +592,7 @@ async def test_large_mail_that_hangs_keeps_no_room_from_others(pool):
         attachments=[content],
     )
     async with (
-        running_sink(script) as sink,
+        running_sink() as sink,
         running_outbound(pool, sink.url, concurrency=32) as outbound,
     ):
         await enqueue(pool, [message])

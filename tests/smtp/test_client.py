@@ -336,6 +336,42 @@ def test_a_mail_that_is_sent_once_is_kept_until_then(data: bytes):
 
 
 @pytest.mark.parametrize("ehlo", [EHLO, SERIAL], ids=["pipelined", "serial"])
+def test_a_mail_that_was_let_go_is_wanted_when_the_peer_asks_for_it(ehlo: bytes):
+    """It goes out as any other once it is there; nothing of it before."""
+    mail = Mail("a@b.example", ("c@d.example",), b"one\r\n.two\r\n")
+    once = OnceMail(mail)
+    once.let_go()
+    talk = Talk(ehlo)
+    talk.begin(once)
+    for line in (b"250 ok\r\n", b"250 ok\r\n"):
+        talk.hears(line)
+        assert not talk.client.wants_body
+    assert talk.hears(b"354 go\r\n") == b""
+    assert (talk.client.wants_body, talk.client.awaits) == (True, Phase.DATA)
+    assert not talk.client.in_data
+    once.have(mail)
+    talk.client.go_on_with_body(talk.now)
+    assert talk.client.data_to_send() == b"".join(mail.wire())
+    assert (once.gone, talk.client.wants_body) == (True, False)
+    talk.hears(b"250 taken\r\n")
+    assert (talk.outcome.verdict, talk.outcome.phase) == (Verdict.DELIVERED, Phase.DOT)
+
+
+def test_a_mail_that_was_let_go_and_cannot_be_had_again_is_deferred():
+    """Without a word to the peer, who would take anything for the message."""
+    once = OnceMail(Mail("a@b.example", ("c@d.example",), b"one\r\n"))
+    once.let_go()
+    talk = Talk()
+    talk.begin(once)
+    talk.hears(b"250 ok\r\n250 ok\r\n354 go\r\n")
+    talk.client.has_no_body(talk.now)
+    assert talk.client.data_to_send() == b""
+    assert (talk.outcome.verdict, talk.outcome.phase) == (Verdict.DEFERRED, Phase.DATA)
+    assert not talk.client.usable
+    assert not talk.client.wants_body
+
+
+@pytest.mark.parametrize("ehlo", [EHLO, SERIAL], ids=["pipelined", "serial"])
 def test_after_a_refusal_the_next_mail_resets_first(ehlo: bytes):
     """A transaction that did not reach its dot is still open at the peer."""
     talk = Talk(ehlo)

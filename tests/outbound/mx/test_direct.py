@@ -534,17 +534,28 @@ async def test_ninety_sites_that_stall_hold_up_no_other(pool):
                     await trio.aclose_forcefully(stream)
 
 
-async def test_large_mail_to_sites_that_are_dead_holds_up_none_to_others(pool):
-    """Few large messages are in memory at once, and those to strangers are not all of them."""
+@pytest.mark.parametrize(("verb", "known"), [("EHLO", False), ("DATA", True), ("dot", True)])
+async def test_large_mail_to_sites_that_hang_holds_up_none_to_others(pool, verb: str, known: bool):
+    """Few large messages are in memory at once, and none of those that wait for their peers: six
+    hang, and others are sent beside them."""
     hanging: list[trio.abc.Stream] = []
     numbers = [str(number) for number in range(10, 16)]
     zone = {**mx("good.example", "2")}
     for number in numbers:
         zone |= mx(f"dead{number}.example", number)
-    scripts = {"2": well_behaved} | dict.fromkeys(numbers, hangs_at("EHLO", hanging))
+    waits = False
+    inner = hangs_at(verb, hanging)
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        return await inner(session, said, line) if waits else None
+
+    scripts = {"2": well_behaved} | dict.fromkeys(numbers, script)
     raw = b"Subject: large\r\n\r\n" + (b"x" * 70 + b"\r\n") * 16_000
     async with world(pool, zone, scripts, concurrency=32, lease_timeout=300.0) as w:
         await w.send("a@good.example")  # he is known
+        if known:
+            await w.send(*(f"a@dead{number}.example" for number in numbers))
+        waits = True
 
         async def queue(*recipients: str) -> list[UUID]:
             sender = Address("a@b.example")
@@ -553,12 +564,18 @@ async def test_large_mail_to_sites_that_are_dead_holds_up_none_to_others(pool):
             w.outbound.wake()
             return [one.id for one in queued]
 
-        await queue(*(f"a@dead{number}.example" for number in numbers))
+        await queue(*(f"b@dead{number}.example" for number in numbers))
         with trio.fail_after(30):
-            await eventually(lambda: len(hanging) == 2, "two hang")
+            await eventually(lambda: hanging, "they hang", until=lambda held: len(held) == 6)
             for large in await queue("b@good.example", "c@good.example"):
                 await w.outbound.becomes(large, "sent", 1)
-        assert len(hanging) == 2
+
+        def kept() -> list[Job]:
+            jobs = [one for one in gc.get_objects() if isinstance(one, Job)]
+            return [job for job in jobs if job.domain.startswith("dead") and is_in_memory(job)]
+
+        await eventually(kept, "none is kept", until=lambda jobs: not jobs)
+        assert len(hanging) == 6
         for stream in hanging:
             await trio.aclose_forcefully(stream)
 
@@ -578,12 +595,14 @@ def is_in_memory(job: Job) -> bool:
 
 
 @pytest.mark.parametrize("signed", [False, True])
-@pytest.mark.parametrize(("verb", "known"), [("connect", False), ("connect", True), ("dot", True)])
+@pytest.mark.parametrize(
+    ("verb", "known"), [("connect", False), ("connect", True), ("DATA", True), ("dot", True)]
+)
 async def test_a_heavy_message_that_waits_for_its_peer_is_not_kept_in_memory(
     pool, verb: str, known: bool, signed: bool
 ):
-    """While a stranger's connection is opened, or one's that takes long, and behind the final dot;
-    it arrives as it is."""
+    """While a stranger's connection is opened, or one's that takes long, before its peer asks for
+    it, and behind the final dot; it arrives as it is."""
     goes_on, sessions = trio.Event(), list[Session]()
     waits = False
 
