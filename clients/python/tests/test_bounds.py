@@ -14,7 +14,7 @@ from typing import Callable, cast
 import anyio
 import httpx
 import pytest
-from serving import Answer, serving
+from serving import ENTRY, MESSAGE, Answer, reply, serving
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
 from relay_client._exchange import Answer as _Answered
@@ -98,24 +98,12 @@ def test_what_is_packed_is_not_unpacked(client: str) -> None:
     assert b"accept-encoding: identity" in asked[0].lower()
 
 
-_ENTRY = {"id": "1", "from_address": None, "subject": None, "received_at": "2026-01-01T00:00:00Z"}
-_MESSAGE: dict[str, object] = {
-    **_ENTRY,
-    **dict.fromkeys(("body_text", "body_html", "otp")),
-    "links": [],
-    "attachments": [],
-    "to": "a@b",
-    "size": 1,
-    "headers": {},
-}
-
-
 def _pages(entries: list[object], following: str) -> Answer:
     def serve(peer: socket.socket, request: bytes) -> None:
         is_list = b"/messages?" in request
-        body = json.dumps(entries if is_list else _MESSAGE).encode()
-        link = b'Link: <%s>; rel="next"\r\n' % following.encode("latin-1") if is_list else b""
-        peer.sendall(_HEAD + link + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        body = json.dumps(entries if is_list else MESSAGE)
+        link = {"Link": f'<{following}>; rel="next"'} if is_list else {}
+        peer.sendall(reply(body, headers=link))
 
     return serve
 
@@ -124,14 +112,14 @@ def _pages(entries: list[object], following: str) -> Answer:
 def test_a_list_that_leads_to_itself_ends(count: int) -> None:
     """At the page that names itself, whether or not there is something on it."""
     same = "/api/v1/mailboxes/a@b/messages?limit=100&cursor=1"
-    with serving(_pages([_ENTRY] * count, same)) as (url, asked), Relay(url, "x") as relay:
+    with serving(_pages([ENTRY] * count, same)) as (url, asked), Relay(url, "x") as relay:
         with pytest.raises(Refused, match="no relay answered: its next page is one that came be"):
             relay.mailbox("a@b").messages()
     assert len(asked) == 2
 
 
 @clients
-@pytest.mark.parametrize("entries", [[], [_ENTRY], [_MESSAGE]], ids=["empty", "entries", "whole"])
+@pytest.mark.parametrize("entries", [[], [ENTRY], [MESSAGE]], ids=["empty", "entries", "whole"])
 def test_a_list_ends_in_its_time(client: str, entries: list[object]) -> None:
     """Where each answer is a good one, and comes slowly; what each page has does not matter."""
     pages = 0
@@ -176,12 +164,12 @@ def test_a_list_that_would_never_end_is_refused_at_once(timeout: float) -> None:
 @clients
 def test_what_came_is_listed_however_long_its_subjects(client: str) -> None:
     """A stranger chooses them: those of many mails are more than any other answer has."""
-    entries: list[object] = [{**_ENTRY, "id": str(n), "subject": "x" * 65_536} for n in range(60)]
+    entries: list[object] = [{**ENTRY, "id": str(n), "subject": "x" * 65_536} for n in range(60)]
     listed = _pages(entries, "/x")
 
     def serve(peer: socket.socket, request: bytes) -> None:
         if b"/messages/wait" in request:
-            peer.sendall(_HEAD + b"Content-Length: 4\r\n\r\nnull")
+            peer.sendall(reply("null"))
         else:
             listed(peer, request)
 
@@ -199,7 +187,7 @@ def test_no_token_goes_to_another_place(following: str) -> None:
     """The next page is the relay's own: nobody else is asked, and hears the token."""
     with serving(lambda peer, _: None) as (foreign, heard):
         elsewhere = following.format(foreign.rpartition(":")[2])
-        with serving(_pages([_ENTRY], elsewhere)) as (url, asked), Relay(url, "x") as relay:
+        with serving(_pages([ENTRY], elsewhere)) as (url, asked), Relay(url, "x") as relay:
             with pytest.raises(Refused) as refused:
                 relay.mailbox("a@b").messages()
     assert str(refused.value).startswith("200 unknown: no relay answered: its next page is at '")
@@ -211,7 +199,7 @@ def test_no_token_goes_to_another_place(following: str) -> None:
 )
 def test_a_next_page_is_a_path_of_a_relay(following: str) -> None:
     """All else is said by none, and asked of nobody."""
-    with serving(_pages([_ENTRY], following)) as (url, asked), Relay(url, "x") as relay:
+    with serving(_pages([ENTRY], following)) as (url, asked), Relay(url, "x") as relay:
         with pytest.raises(Refused, match=r"no relay answered: its (next page is at|Link has)"):
             relay.mailbox("a@b").messages()
     assert len(asked) == 1

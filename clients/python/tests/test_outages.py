@@ -17,7 +17,7 @@ import anyio
 import pytest
 from cases import CASES
 from restarting import restartable
-from serving import serving
+from serving import reply, serving
 from untrusted import plain, untrusted
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
@@ -75,7 +75,7 @@ def test_a_wait_outlives_a_relay_that_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES["no_relay"], ids=lambda case: case["error"])
 def test_what_is_no_relay_is_refused(case: dict[str, Any]) -> None:
     """Though it answers well, or leads elsewhere: mostly a proxy, or a wrong URL."""
-    with _answers(_answer(case["status"], case["body"], case["headers"])) as (url, _):
+    with _answers(reply(case["body"], case["status"], case["headers"])) as (url, _):
         with Relay(url) as relay, pytest.raises(Refused) as refused:
             relay.inbox()
     assert str(refused.value) == case["error"]
@@ -96,7 +96,7 @@ _CALLS: dict[str, Callable[[Relay], object]] = {
 def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
     """Though it is JSON, or begins like it: no call ends in an error of Python's own."""
     body = case["body"] * case.get("times", 1)
-    with _answers(_answer(200, body)) as (url, _), Relay(url, "x") as relay:
+    with _answers(reply(body)) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(Refused) as refused:
             _CALLS[case["call"]](relay)
     said = f"200 unknown: no relay answered: {quoted(body[:10])}"
@@ -122,14 +122,14 @@ def test_no_repr_has_what_opens_anything() -> None:
 def test_what_is_no_message_has_two_mebibytes_at_most(call: str) -> None:
     """Read, small objects take thirty times as much memory as they have letters."""
     body = "[" + "{}," * 700_000 + "{}]"
-    with _answers(_answer(200, body)) as (url, _), Relay(url, "x") as relay:
+    with _answers(reply(body)) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(Refused, match="no relay answered: it says more than 2 MiB"):
             _CALLS[call](relay)
 
 
 def test_where_null_comes_at_once_nobody_is_asked_without_a_rest() -> None:
     """Some thousand times in a second, it was."""
-    with _answers(_answer(200, "null")) as (url, asked), Relay(url, "x") as relay:
+    with _answers(reply("null")) as (url, asked), Relay(url, "x") as relay:
         with pytest.raises(WaitTimeout):
             relay.mailbox("a@b").wait(timeout=0.4)
     waits = [one for one in asked if b"/wait?" in one]
@@ -139,19 +139,12 @@ def test_where_null_comes_at_once_nobody_is_asked_without_a_rest() -> None:
 @pytest.mark.parametrize("case", CASES["problems"], ids=lambda case: str(case["error"]))
 def test_a_refusal_drives_nothing(case: dict[str, Any]) -> None:
     """Neither its text nor its `repr`; its attributes are as they were said."""
-    with _answers(_answer(case["status"], case["body"])) as (url, _), Relay(url, "x") as relay:
+    with _answers(reply(case["body"], case["status"])) as (url, _), Relay(url, "x") as relay:
         with pytest.raises(Refused) as refused:
             relay.info()
     assert str(refused.value) == case["error"]
     assert "##[" not in repr(refused.value)
     assert refused.value.detail == json.loads(case["body"])["detail"]
-
-
-def _answer(status: int, body: str, headers: dict[str, str] | None = None) -> bytes:
-    """Return what goes over the connection."""
-    length = {"Content-Length": str(len(body.encode())), "Connection": "close"}
-    fields = [f"{name}: {value}" for name, value in {**(headers or {}), **length}.items()]
-    return "\r\n".join([f"HTTP/1.1 {status} x", *fields, "", body]).encode()
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.4])
@@ -188,8 +181,7 @@ def test_an_inbox_is_closed_soon_where_nothing_answers() -> None:
 
 def test_what_came_is_listed_soon_or_left_out() -> None:
     """A relay that stands still after a wait in vain does not hold it up."""
-    null = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nConnection: close\r\n\r\nnull"
-    with _answers(null, only=b"/wait?") as (url, _), Relay(url) as relay:
+    with _answers(reply("null"), only=b"/wait?") as (url, _), Relay(url) as relay:
         began = time.monotonic()
         with pytest.raises(WaitTimeout, match=r"for any mail; what came cannot be listed: the rel"):
             relay.mailbox("a@b").wait(timeout=0.1)

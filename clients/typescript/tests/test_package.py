@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -57,10 +58,10 @@ def test_the_readmes_program_runs(run: Run, clean: Path) -> None:
     program = PROGRAMS["client"]
     (clean / "client.mjs").write_text(program)
     said = run("node", "client.mjs", folder=clean).stdout
-    for line in program.splitlines():
-        code, _, printed = line.partition("); // ")
-        if code.startswith("console.log"):
-            assert printed in said
+    printed = re.findall(r"^console\.log\(.*\); // (\S.*)$", program, re.MULTILINE)
+    assert len(printed) == 4
+    for line in printed:
+        assert line in said
 
 
 def test_the_readmes_shell_program_runs(run: Run, clean: Path) -> None:
