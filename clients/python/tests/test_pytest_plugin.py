@@ -99,7 +99,7 @@ def test_sign_up(inbox, smtp_server):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "*WaitTimeout: waited 0.1 s for 'Reset'; 1 other came:",
+            "*WaitTimeout: waited 0.1 s for mail with 'Reset' in the subject; 1 other came:",
             "*from a@shop.example: 'Welcome'",
             "*Mail to *@relay.localhost*",
             "*from a@shop.example: Welcome",

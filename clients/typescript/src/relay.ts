@@ -305,9 +305,8 @@ export class Inbox implements AsyncDisposable {
     while (found.length < count) {
       const one = await this.#next({ ...wanted, after: found.at(-1) ?? wanted.after }, deadline);
       if (one === null) {
-        const what = `${count} of ${inWords(wanted)} (${found.length} came)`;
         const ids = found.map(({ id }) => id);
-        throw await this.#inVain(what, timeout, ids);
+        throw await this.#inVain(inWords(wanted, count), timeout, ids);
       }
       found.push(new Message(this.#reader, one));
     }

@@ -87,14 +87,15 @@ export function waitable(milliseconds: number): number {
   return milliseconds;
 }
 
-/** Say in words what is waited for. */
-export function inWords({ subject, sender, after }: Wanted): string {
+/** Say in words what is waited for: a message, or `count` of them. */
+export function inWords({ subject, sender, after }: Wanted, count?: number): string {
   const words = [
-    ...(subject === undefined ? [] : [quoted(subject)]),
-    ...(sender === undefined ? [] : [`mail from ${quoted(sender)}`]),
+    ...(sender === undefined ? [] : [` from ${quoted(sender)}`]),
+    ...(subject === undefined ? [] : [` with ${quoted(subject)} in the subject`]),
   ];
-  const said = words.join(" ") || "any mail";
-  return after === undefined ? said : `${said} after ${idOf(after)}`;
+  const one = words.length > 0 ? "mail" : "any mail";
+  const what = count === undefined ? one : `${count} message${count === 1 ? "" : "s"}`;
+  return [what, ...words, after === undefined ? "" : ` after ${idOf(after)}`].join("");
 }
 
 /** A message in one line. */
@@ -123,10 +124,11 @@ export function inVain(
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
   const where = untold && refused.length + captured.length === 0 ? UNTOLD : "";
-  const none = found.length > 0 ? "nothing else came" : `nothing came${where}`;
-  const some = `${count} other${count > 1 ? "s" : ""} came`;
-  const many = `others came, the newest ${OTHERS}`;
-  const instead = count === 0 ? none : count > OTHERS ? many : some;
+  const none = found.length > 0 ? `${found.length} came, and nothing else` : `nothing came${where}`;
+  const some = count > OTHERS ? "others" : `${count} other${count > 1 ? "s" : ""}`;
+  const newest = count > OTHERS ? `, the newest ${OTHERS}` : "";
+  const beside = found.length > 0 ? `${found.length} came, and ${some}` : `${some} came`;
+  const instead = count === 0 ? none : beside + newest;
   const recipients = refused.map(({ address, reply }) => `${address} (${reply})`);
   const astray = captured.map(({ address, count: so }) =>
     so === 1 ? address : `${address} (${so} messages)`,

@@ -186,7 +186,7 @@ test("a wait in vain says what came; it waits at the inbox that is named", async
         cy.waitForMail({ inbox, subject: "Reset", timeout: 200 });
       });
     }),
-    /^WaitTimeout: waited 0\.2 s for 'Reset'; 1 other came:\n {2}20\S+ from a@shop\.example: 'Welcome'$/,
+    /^WaitTimeout: waited 0\.2 s for mail with 'Reset' in the subject; 1 other came:\n {2}20\S+ from a@shop\.example: 'Welcome'$/,
   );
   assert.equal(requests.filter((one) => one.startsWith("DELETE")).length, 2);
   assert.ok(minutes > 50 && minutes <= 60.1, `it would live for ${minutes} min if the run were killed`);

@@ -186,7 +186,7 @@ test(
         assert.ok(error instanceof WaitTimeout && error instanceof RelayError);
         assert.match(
           error.message,
-          /^waited 0\.1 s for 'Reset' mail from 'bank'; 1 other came:\n {2}20\S+Z from a@shop\.example: 'Welcome'$/,
+          /^waited 0\.1 s for mail from 'bank' with 'Reset' in the subject; 1 other came:\n {2}20\S+Z from a@shop\.example: 'Welcome'$/,
         );
         assert.equal(error.timeout, 100);
         return true;
@@ -194,7 +194,7 @@ test(
     );
     await assert.rejects(
       inbox.waitMany(3, { timeout: 100 }),
-      /3 of any mail \(1 came\); nothing else came$/,
+      /3 messages; 1 came, and nothing else$/,
     );
     await assert.rejects(inbox.waitNone(5_000), (error) => {
       assert.ok(error instanceof UnexpectedMail);
@@ -202,7 +202,7 @@ test(
       return true;
     });
     await inbox.waitNone(100, { subject: "Reset" });
-    await assert.rejects(inbox.wait({ subject: "Reset", timeout: 0 }), /waited 0 s for 'Reset'/);
+    await assert.rejects(inbox.wait({ subject: "Reset", timeout: 0 }), /waited 0 s for mail with 'Reset' in the subject/);
     // What the type checker would find, for those who have none.
     const careless = /** @type {any} */ (inbox);
     await assert.rejects(
@@ -233,7 +233,7 @@ test("a long wait is asked for in parts: mail that comes between two of them end
   assert.deepEqual(parts, [20, 20, 20]);
   await assert.rejects(
     inbox.wait({ subject: "Other", timeout: 2_000 }),
-    /^WaitTimeout: waited 2 s for 'Other'; 1 other came:\n.*'Reset'$/,
+    /^WaitTimeout: waited 2 s for mail with 'Other' in the subject; 1 other came:\n.*'Reset'$/,
   );
   assert.ok(4 < parts.length && parts.length < 20);
   await inbox.close();
@@ -267,7 +267,7 @@ test(
     await assert.rejects(inbox.waitMany(2, { subject: "Reset", timeout: 100 }), (error) => {
       assert.ok(error instanceof WaitTimeout);
       const [head, ...lines] = error.message.split("\n");
-      assert.equal(head, "waited 0.1 s for 2 of 'Reset' (1 came); 20 others came:");
+      assert.equal(head, "waited 0.1 s for 2 messages with 'Reset' in the subject; 1 came, and 20 others:");
       assert.match(lines[0] ?? "", /: 'Other 19'$/);
       assert.equal(lines.length, 20);
       return true;
@@ -275,7 +275,7 @@ test(
     await assert.rejects(inbox.wait({ subject: "Welcome", timeout: 100 }), (error) => {
       assert.ok(error instanceof WaitTimeout);
       const [head, ...lines] = error.message.split("\n");
-      assert.equal(head, "waited 0.1 s for 'Welcome'; others came, the newest 20:");
+      assert.equal(head, "waited 0.1 s for mail with 'Welcome' in the subject; others came, the newest 20:");
       assert.equal(lines.length, 20);
       return true;
     });
@@ -596,7 +596,7 @@ test("an inbox says when it ends, which is no later than its plan allows", async
 test("an inbox that was closed is not waited for", async () => {
   const inbox = await relay.inbox();
   await inbox.close();
-  const why = /^RelayError: the inbox was closed before 'Reset' was waited for$/;
+  const why = /^RelayError: the inbox was closed before mail with 'Reset' in the subject was waited for$/;
   await assert.rejects(inbox.wait({ subject: "Reset" }), why);
   await assert.rejects(inbox.waitMany(1, { subject: "Reset" }), why);
 });
@@ -614,7 +614,7 @@ test("a wait ends when its inbox is closed", async () => {
   const inbox = await relay.inbox();
   const waits = assert.rejects(
     inbox.wait({ subject: "Reset", timeout: 20_000 }),
-    /^RelayError: the inbox was closed while 'Reset' was waited for$/,
+    /^RelayError: the inbox was closed while mail with 'Reset' in the subject was waited for$/,
   );
   await new Promise((done) => setTimeout(done, 50));
   await inbox.close();

@@ -203,7 +203,7 @@ def wait_many(
         last = found[-1]["id"] if found else after
         one = yield from _next(handle, subject, sender, last, left)
         if one is None:
-            what = f"{count} of {wanted(subject, sender, after)} ({len(found)} came)"
+            what = wanted(subject, sender, after, count)
             raise (yield from _in_vain(handle, what, timeout, [one["id"] for one in found]))
         found.append(one)
     return found
@@ -290,12 +290,16 @@ def _is_finite(number: object) -> bool:
     return isinstance(number, Real) and math.isfinite(number)
 
 
-def wanted(subject: str | None, sender: str | None, after: str | None) -> str:
-    """Say in words what is waited for."""
-    words = [] if subject is None else [quoted(subject)]
-    words += [] if sender is None else [f"mail from {quoted(sender)}"]
-    said = " ".join(words) or "any mail"
-    return said if after is None else f"{said} after {after}"
+def wanted(
+    subject: str | None, sender: str | None, after: str | None, count: int | None = None
+) -> str:
+    """Say in words what is waited for: a message, or `count` of them."""
+    words = [] if sender is None else [f" from {quoted(sender)}"]
+    words += [] if subject is None else [f" with {quoted(subject)} in the subject"]
+    one = "mail" if words else "any mail"
+    many = f"{count} message{'' if count == 1 else 's'}"
+    words += [] if after is None else [f" after {after}"]
+    return "".join([one if count is None else many, *words])
 
 
 def _in_vain(
@@ -313,7 +317,7 @@ def _in_vain(
     others = [_line(entry) for entry in entries if entry["id"] not in found]
     refused = yield from _refused(handle, deadline)
     captured = yield from _captured(handle, deadline)
-    instead = _instead(len(others), bool(found))
+    instead = _instead(len(others), len(found))
     if not (others or found or refused or captured) and (yield from _is_untold(handle, deadline)):
         instead += " (captured mail: only with the administrator's token)"
     return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused, captured)
@@ -394,13 +398,15 @@ def _beginning(one: str, other: str) -> int:
     return next(differ, min(len(one), len(other)))
 
 
-def _instead(count: int, some_found: bool) -> str:
-    """Say in words how many came that were not waited for."""
-    if count > _OTHERS:
-        return f"others came, the newest {_OTHERS}"
+def _instead(count: int, found: int) -> str:
+    """Say in words how many came that were not waited for, beside those that were."""
     if count == 0:
-        return "nothing else came" if some_found else "nothing came"
-    return f"{count} other{'s' if count > 1 else ''} came"
+        return f"{found} came, and nothing else" if found else "nothing came"
+    others = f"{count} other{'s' if count > 1 else ''}"
+    if count > _OTHERS:
+        others = "others"
+    newest = f", the newest {_OTHERS}" if count > _OTHERS else ""
+    return (f"{found} came, and {others}" if found else f"{others} came") + newest
 
 
 def _line(entry: JSON) -> str:
