@@ -19,8 +19,8 @@ import trio
 from relay.errors import DatabaseUnavailable
 from relay.http.deps import Deps
 from relay.http.downloads import Downloads
+from relay.http.heavy_calls import HeavyCalls
 from relay.http.operations import Handler, Operation
-from relay.http.searches import Searches
 from relay.http.waiting import Slots
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Api:
         self.routes: list[Route] = []
         self.waits = Slots(deps.limits, deps.trusted_proxies)
         """How many wait for mail at once, by all calls that do."""
-        self.searches = Searches(deps.trusted_proxies)
+        self.heavy_calls = HeavyCalls(deps.trusted_proxies)
         """How many search at once, by all calls that do."""
         self.downloads = Downloads(deps.limits.download_bytes)
         """What messages are on their way to clients, by all calls that give one whole."""

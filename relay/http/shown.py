@@ -8,13 +8,14 @@ Promises
   * Returns after `Limits.unshown_timeout` at the latest, and as soon as the relay stops: what a
     caller then sees is what there is.
 
-Fails with `DatabaseUnavailable` from the pool, and as `Searches.turn`, of which the looks at more
+Fails with `DatabaseUnavailable` from the pool, and as `HeavyCalls.turn`, of which the looks at more
 than one mailbox each have one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from uuid import UUID
 
 import trio
@@ -38,7 +39,7 @@ async def caught_up(api: Api, call: Call, reach: Reach) -> None:
     with deps.hub.subscribe(SUMMARIES, None if one is None else str(one), bell=bell):
         watch = Watch(bell)
         while (left := until - trio.current_time()) > 0 and not deps.draining.is_set():
-            async with api.searches.turn(call, searches=one is None):
+            async with api.heavy_calls.turn(call) if one is None else nullcontext():
                 waiting = await deps.mails.unshown(reach, waiting)
             if not waiting:
                 return

@@ -141,14 +141,14 @@ class CallersMail:
         `Mails.search`."""
         if not again:
             await self.caught_up(call)
-        async with self.api.searches.turn(call):
+        async with self.api.heavy_calls.turn(call):
             return await self.mails.search(
                 reach_of(call), criteria, start=start, limit=limit, room=room
             )
 
     async def tags(self, call: Call) -> dict[str, int]:
         """The tags of what a caller sees, each with the messages that have it."""
-        async with self.api.searches.turn(call):
+        async with self.api.heavy_calls.turn(call):
             return await self.mails.tags(reach_of(call))
 
     async def find(self, call: Call, mail_id: str) -> Mail:
@@ -161,7 +161,7 @@ class CallersMail:
     async def change(self, call: Call, change: Callable[[], Awaitable[T]]) -> T:
         """Change mail, to the end even if the client hangs up; 503 where it takes too long."""
         try:
-            async with self.api.searches.turn(call):
+            async with self.api.heavy_calls.turn(call):
                 return await self.api.committed(change)
         except NotParsed as error:
             raise unavailable(f"{error}; try again.".capitalize(), retry_after=1) from None

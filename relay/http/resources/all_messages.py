@@ -18,6 +18,7 @@ Promises
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from quart import Response, request
 from relay.errors import Invalid, TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.following import entries, events_of, pause, until_next
+from relay.http.heavy_calls import SHORT
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -58,7 +60,6 @@ from relay.http.resources.streams import (
     as_event,
 )
 from relay.http.routing import Api
-from relay.http.searches import SHORT
 from relay.http.tickets import STREAM
 from relay.http.waiting import Waiter, Watch, watching
 from relay.log import get_logger
@@ -178,7 +179,8 @@ def register(api: Api) -> None:
     async def list_(call: Call) -> Response:
         query: SearchQuery = call.query
         terms = parse(query.q or "")
-        async with api.searches.turn(call, searches=bool(terms) or query.rows > SHORT):
+        heavy = terms or query.rows > SHORT
+        async with api.heavy_calls.turn(call) if heavy else nullcontext():
             page = await everything.page(
                 reach_of(call), terms, limit=query.rows, cursor=query.cursor
             )
@@ -238,7 +240,7 @@ def register(api: Api) -> None:
         )
         async def handler(call: Call) -> Response:
             terms, reach = parse(call.query.q or ""), reach_of(call)
-            async with api.searches.turn(call, searches=bool(terms)):
+            async with api.heavy_calls.turn(call) if terms else nullcontext():
                 count, more = await everything.count(reach, terms)
             return json_response({"count": count, "more": more})
 
@@ -296,7 +298,7 @@ def register(api: Api) -> None:
             terms, reach = _named(call.query.q), reach_of(call)
             if body is not None and call.body.change == Change():
                 raise Invalid("a bulk call says what it changes: is_read, tags, add_tags …")
-            async with api.searches.turn(call, searches=bool(terms)):
+            async with api.heavy_calls.turn(call) if terms else nullcontext():
                 return await counted_as(lambda: change(reach, terms, call.body))
 
     for rule, of, whose in (
@@ -357,7 +359,7 @@ def register(api: Api) -> None:
             watching(hub, reach.mailbox_id, call.admission) as watch,
         ):
             while True:
-                async with api.searches.turn(call, searches=bool(terms) and reads_old):
+                async with api.heavy_calls.turn(call) if terms and reads_old else nullcontext():
                     match = await everything.next_match(reach, terms, after=after, above=above)
                 if match is None:
                     raise mailbox_not_found()

@@ -387,7 +387,7 @@ def register(api: Api) -> None:
     async def captured(call: Call) -> Response:
         if call.caller is None or not call.caller.credential.administrator:
             return json_response([])
-        async with api.searches.turn(call):
+        async with api.heavy_calls.turn(call):
             found = await api.deps.misaddressed.captured(
                 call.mailbox, call.query.login, _MOST_ASTRAY
             )

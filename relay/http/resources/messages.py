@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from relay.http.callers import owner_of
 from relay.http.downloads import disposition, once, plain_name
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.following import loaded_of
+from relay.http.heavy_calls import SHORT
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -50,7 +52,6 @@ from relay.http.problems import (
 )
 from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
-from relay.http.searches import SHORT
 from relay.http.shown import caught_up
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
@@ -232,8 +233,8 @@ def register(api: Api) -> None:
             "cursor": query.cursor,
             "terms": terms,
         }
-        much = bool(terms) or query.whole or query.limit > SHORT
-        async with api.searches.turn(call, searches=much):
+        heavy = terms or query.whole or query.limit > SHORT
+        async with api.heavy_calls.turn(call) if heavy else nullcontext():
             if query.whole:
                 return await whole(call, asked)
             page = await messages.page(call.mailbox.id, **asked)

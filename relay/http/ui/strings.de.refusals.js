@@ -127,7 +127,7 @@ export default {
   "Too many messages are being checked": "Zu viele Nachrichten werden gerade geprüft",
   "Too many messages are being shown": "Zu viele Nachrichten werden gerade gezeigt",
   "Too many pictures are being shown": "Zu viele Bilder werden gerade gezeigt",
-  "Too many searches run at once": "Zu viele Suchen laufen gleichzeitig",
+  "Too many searches and long lists run at once": "Zu viele Suchen und lange Listen laufen gleichzeitig",
   "Type is not one that SNS sends": "Diesen Type sendet SNS nicht",
   "UUID input should be a string, bytes or UUID object": "Eine UUID wird als Text erwartet",
   "Unable to parse input string as an integer, exceeded maximum size": "Eine ganze Zahl wird erwartet, und dieser Text ist zu lang dafür",

@@ -1,4 +1,4 @@
-"""Searches take turns, so that those of one owner leave the database to others."""
+"""Searches and long lists take turns, so that those of one owner leave the relay to others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from relay.http.searches import AT_ONCE, OF_ONE, SHORT
+from relay.http.heavy_calls import AT_ONCE, OF_ONE, SHORT
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.messages import Messages
 from tests.http.conftest import House

@@ -1,15 +1,13 @@
-"""Turns for searches, and for long pages: whoever asks for much leaves most of the
-relay to everybody else.
+"""Turns for heavy calls: searches, long pages, and changes of all that a search finds.
 
 A search may read through much mail, for a second and more, and keeps one of the pool's connections
 meanwhile; a page of whole messages, or of more than `SHORT` entries, is as much work as a hundred
 other calls, for the relay's one thread. So few run at once, of one owner fewer; the others wait, as
-a rule some milliseconds.
+a rule some milliseconds.  Calls that are not heavy take no turn, and never wait.
 
 Promises
-  * At most `AT_ONCE` searches run at once, `OF_ONE` of them for one owner; one is the
+  * At most `AT_ONCE` heavy calls run at once, `OF_ONE` of them for one owner; one is the
     administrator's (`FairLimiter`).
-  * Shorter lists never wait.
 
 Fails with 503 after `PATIENCE` seconds without a turn.  A wait takes one as long as it reads what
 was there before.
@@ -29,28 +27,26 @@ from relay.http.problems import unavailable
 from relay.ports.proxy import Network
 
 AT_ONCE, OF_ONE = 4, 2
-"""Searches that run: half of a small pool, and for one owner half of that."""
+"""Calls that run: half of a small pool, and for one owner half of that."""
 SHORT = 50
 """Entries of a list that is given without a turn."""
 PATIENCE = 10.0
 """Seconds that one waits for its turn, at most."""
 
 
-class Searches:
-    """The searches of one relay."""
+class HeavyCalls:
+    """The heavy calls of one relay."""
 
     def __init__(self, trusted_proxies: Collection[Network]) -> None:
         self._trusted = trusted_proxies
         self._turns = FairLimiter(AT_ONCE, OF_ONE, kept=1)
 
     @asynccontextmanager
-    async def turn(self, call: Call, *, searches: bool = True) -> AsyncIterator[None]:
-        """Hold a turn for the block; none where little is asked for (not `searches`)."""
-        if not searches:
-            yield
-            return
+    async def turn(self, call: Call) -> AsyncIterator[None]:
+        """Hold a turn for the block."""
         try:
             async with self._turns.turn(owner_of(call.caller, request, self._trusted), PATIENCE):
                 yield
         except Crowded:
-            raise unavailable("Too many searches run at once; try again.") from None
+            said = "Too many searches and long lists run at once; try again."
+            raise unavailable(said) from None
