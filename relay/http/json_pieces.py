@@ -28,8 +28,9 @@ SLICE = 0.001
 def json_pieces(value: Any, *, deep: bool = False) -> Iterator[bytes]:
     """The bytes of `json_bytes(value)`: of a list entry by entry, of what is long in pieces.
 
-    A list may be anything that is gone through once, and is made as it is written.  What is long
-    are texts and lists of an object itself; `deep`: of objects in it, too.
+    A list may be anything that is gone through once, also as a value of an object itself, and is
+    made as it is written.  What is long are texts and lists of an object itself; `deep`: of objects
+    in it, too.
     """
     if isinstance(value, str) and len(value) > PIECE:
         yield b'"'
@@ -67,7 +68,9 @@ async def in_turns(pieces: Iterator[bytes], slice_: float = SLICE) -> AsyncGener
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, dict)) else 1
+    if isinstance(value, (str, list, dict)):
+        return len(value)
+    return PIECE + 1 if isinstance(value, Iterable) else 1  # nobody knows, of what is yet to come
 
 
 def _branches(value: Any) -> bool:

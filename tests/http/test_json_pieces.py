@@ -20,6 +20,7 @@ from relay.http.operations import json_bytes
         {},
         [{"a": [1, {"b": "ä"}]}, None, "\ud800"],
         [{"body": '\x01\\"ä€😀\ud800' * PIECE, "none": None, "all": [], "read": True, "n": 1}],
+        {"total": 2, "tags": ["x"], "messages": [{"ID": "1", "To": []}, {"ID": "2"}], "n": {}},
         [{"links": ["x"] * (PIECE + 1), "headers": {"a": ["b", "c"]}, "to": ""}, {}, {"a": "b"}],
     ],
 )
@@ -50,6 +51,12 @@ def test_a_list_is_made_as_it_is_written() -> None:
     pieces = json_pieces(entries())
     assert [next(pieces), next(pieces), list(made)] == [b"[", b"0", [0]]
     assert b"".join(pieces) == b",1]"
+    made.clear()
+    pieces = json_pieces({"total": 2, "all": entries()})
+    while not made:
+        next(pieces)
+    assert made == [0]
+    assert b"".join(pieces) == b"0,1]}"
 
 
 async def test_others_have_their_turn_between_the_pieces() -> None:

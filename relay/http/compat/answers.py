@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 from quart import Response
 from werkzeug.routing import MapAdapter
 
-from relay.http.operations import json_bytes
 from relay.http.problems import Problem, another_programs, from_status
 
 PREFIX = "/compat/"
@@ -20,29 +16,6 @@ _AS_OTHERS_SAY = {415: 400, 422: 400}  # of statuses that their clients do not k
 def text(said: str, status: int = 200) -> Response:
     """Return a plain text."""
     return Response(said.encode(), status=status, content_type="text/plain; charset=utf-8")
-
-
-def pieces_of_list(value: Any) -> Iterator[bytes]:
-    """The JSON of a list, or of an object with lists in it, entry by entry.
-
-    What is written at one go keeps the loop waiting, and a list may be long; it may be anything
-    that is gone through once, and is made as it is written.
-    """
-    if isinstance(value, dict):
-        before = b"{"
-        for name, one in value.items():
-            yield before + json_bytes(name) + b":"
-            yield from pieces_of_list(one)
-            before = b","
-        yield b"{}" if before == b"{" else b"}"
-    elif isinstance(value, Iterable) and not isinstance(value, str):
-        before = b"["
-        for one in value:
-            yield before + json_bytes(one)
-            before = b","
-        yield b"[]" if before == b"[" else b"]"
-    else:
-        yield json_bytes(value)
 
 
 def refusal(problem: Problem) -> Response:

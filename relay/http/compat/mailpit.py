@@ -24,7 +24,7 @@ from quart import Response, request
 from relay.chance import time
 from relay.db.text import storable
 from relay.http.compat import mailpit_json as shapes
-from relay.http.compat.answers import bad, pieces_of_list, text
+from relay.http.compat.answers import bad, text
 from relay.http.compat.mailpit_query import parse
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.compat.shared import (
@@ -127,7 +127,7 @@ def register(api: Api) -> None:
         # Held again at once, as what the answer is made of.
         shown = shapes.page(found, window.at, total.count, total.unread, tags)
         loaded = sum(mail.loaded for mail in found.mails)
-        return await downloads.json_of(owner, pieces_of_list(shown), loaded)
+        return await downloads.json(owner, shown, loaded)
 
     async def beside(call: Call, mail: Mail, make: Callable[[], T]) -> T:
         """What is answered, made beside the loop where the sender had so much to say that it takes
