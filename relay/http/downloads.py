@@ -26,6 +26,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -63,6 +64,28 @@ async def _each(
         yield content
 
 
+class Room:
+    """Memory that is held for one answer while it is made: none as long as it is little."""
+
+    def __init__(self, hold: Callable[[int], Reservation]) -> None:
+        self._hold = hold
+        self._held: Reservation | None = None
+
+    def __call__(self, size: int) -> None:
+        """Hold so much, more or less than before, where that is much (`UNHELD`); the 503."""
+        if self._held is not None:
+            if not self._held.grow(size):
+                raise unavailable(_BUSY)
+            self._held.shrink(size)
+        elif size > UNHELD:
+            self._held = self._hold(size)
+
+    def release(self) -> None:
+        """Give it back, once or more often."""
+        if self._held is not None:
+            self._held.release()
+
+
 class Downloads:
     """What is on its way to clients, written piece by piece within a memory budget."""
 
@@ -76,30 +99,22 @@ class Downloads:
             raise unavailable(_BUSY)
         return held
 
-    def grow(self, held: Reservation, size: int) -> None:
-        """Hold so much, if that is more; the 503 likewise."""
-        if not held.grow(size):
-            raise unavailable(_BUSY)
+    @contextmanager
+    def growing(self, owner: Hashable) -> Iterator[Room]:
+        """Hold memory for the block: as much as it says last."""
+        with self.kept(owner) as room:
+            yield room
+        room.release()
 
     @contextmanager
-    def growing(self, owner: Hashable) -> Iterator[Callable[[int], None]]:
-        """Hold memory for the block: as much as it says last, where that is much; the 503
-        likewise."""
-        held: Reservation | None = None
-
-        def room(size: int) -> None:
-            nonlocal held
-            if held is not None:
-                self.grow(held, size)
-                held.shrink(size)
-            elif size > UNHELD:
-                held = self.hold(owner, size)
-
+    def kept(self, owner: Hashable) -> Iterator[Room]:
+        """The same, and beyond the block where it ends well: then `written` gives it back."""
+        room = Room(partial(self.hold, owner))
         try:
             yield room
-        finally:
-            if held is not None:
-                held.release()
+        except BaseException:
+            room.release()
+            raise
 
     @contextmanager
     def held(self, owner: Hashable, size: int) -> Iterator[None]:
@@ -110,30 +125,20 @@ class Downloads:
 
     async def collected(
         self, owner: Hashable, pieces: Iterator[bytes], loaded: int
-    ) -> tuple[bytearray, Reservation | None]:
-        """Return the pieces as one, and what is held for it; of little nothing is.
+    ) -> tuple[bytearray, Room]:
+        """Return the pieces as one, and what is held for it, to be released.
 
         `loaded`: bytes of what they are made of, in turns (`in_turns`).  The 503 where there is no
         room for both.
         """
         written = bytearray()
-        held: Reservation | None = None
-        try:
-            if loaded > UNHELD:
-                held = self.hold(owner, loaded)
+        with self.kept(owner) as room:
+            room(loaded)
             async with aclosing(in_turns(pieces)) as made:
                 async for piece in made:
                     written += piece
-                    amount = loaded + len(written)
-                    if held is None and amount > UNHELD:
-                        held = self.hold(owner, amount)
-                    elif held is not None:
-                        self.grow(held, amount)
-        except BaseException:
-            if held is not None:
-                held.release()
-            raise
-        return written, held
+                    room(loaded + len(written))
+        return written, room
 
     async def json(
         self,
@@ -147,20 +152,8 @@ class Downloads:
         `loaded`: bytes of what they are made of, which is in memory until this returns.  The 503
         where there is no room for both.
         """
-        return await self.json_of(owner, json_pieces(value), loaded, headers)
-
-    async def json_of(
-        self,
-        owner: Hashable,
-        pieces: Iterator[bytes],
-        loaded: int,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> Response:
-        """The same, of pieces of JSON."""
-        written, held = await self.collected(owner, pieces, loaded)
-        if held is None:
-            return Response(bytes(written), headers=dict(headers), content_type=JSON)
-        return self.written([written], held, JSON, headers)
+        written, room = await self.collected(owner, json_pieces(value), loaded)
+        return self.written([written], room, JSON, headers)
 
     async def made(
         self,
@@ -173,37 +166,26 @@ class Downloads:
 
         The 503 where there is no room for both.
         """
-        held = self.hold(owner, loaded) if loaded > UNHELD else None
-        try:
+        with self.kept(owner) as room:
+            room(loaded)
             content, headers = await make()
-            amount = loaded + len(content)
-            if held is None and amount > UNHELD:
-                held = self.hold(owner, amount)
-            elif held is not None:
-                self.grow(held, amount)
-        except BaseException:
-            if held is not None:
-                held.release()
-            raise
-        if held is None:
-            return Response(content, headers=dict(headers), content_type=content_type)
-        return self.written([content], held, content_type, headers)
+            room(loaded + len(content))
+        return self.written([content], room, content_type, headers)
 
     def written(
         self,
         contents: Sequence[bytes | bytearray],
-        held: Reservation,
+        room: Room,
         content_type: str,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
-        """Return what was written as a response; as much of `held` as it has is given back at its
-        end."""
+        """Return what was written as a response; what is held for it is given back at its end."""
         size = sum(map(len, contents))
         if size <= UNHELD:
-            held.release()
+            room.release()
             return Response(b"".join(contents), headers=dict(headers), content_type=content_type)
-        held.shrink(size)
-        return self._sent(_each(contents), size, held, content_type, headers)
+        room(size)
+        return self._sent(_each(contents), size, room, content_type, headers)
 
     def response(
         self,
@@ -220,7 +202,7 @@ class Downloads:
         self,
         contents: AsyncGenerator[bytes | bytearray, None],
         size: int,
-        held: Reservation,
+        held: Reservation | Room,
         content_type: str,
         headers: Mapping[str, str],
     ) -> Response:

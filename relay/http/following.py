@@ -160,13 +160,12 @@ def events_of(
             yield b"retry: 1000\n\n"
             async with aclosing(follow(watch)) as pages:
                 async for page in pages:
-                    told, held = await api.downloads.collected(
+                    told, room = await api.downloads.collected(
                         owner, map(as_event, page), loaded_of(page)
                     )
                     page.clear()  # what is written next may take its reader long
                     try:
-                        if held is not None:
-                            held.shrink(len(told))
+                        room(len(told))
                         if watch.edited:
                             told += await edited(watch)
                         for at in range(0, len(told), _PIECE):  # each has its own deadline
@@ -174,7 +173,6 @@ def events_of(
                         if not told:
                             yield b": still here\n\n"
                     finally:
-                        if held is not None:
-                            held.release()
+                        room.release()
 
     return event_stream(body())

@@ -75,13 +75,12 @@ def register(api: Api) -> None:
         host, owner = deps.store.domains[0], callers.owner(call)
         made: list[bytes] = []
         length = 0
-        held = callers.downloads.hold(owner, 1)
-        try:
+        with callers.downloads.kept(owner) as room:
             for mail in found.mails:
                 size = min(mail.entry.size, SHOWN)
                 if made and length + size > AT_ONCE:
                     break
-                callers.downloads.grow(held, length + 4 * size)
+                room(length + 4 * size)
                 raw = await callers.beginning(mail, SHOWN)
                 # Beside the loop: of a large one it takes a while.
                 work = partial(_written, mail, raw, host)
@@ -90,12 +89,9 @@ def register(api: Api) -> None:
                     break
                 made += [b",", one] if made else [one]
                 length += len(one)
-                callers.downloads.grow(held, length)
-        except BaseException:
-            held.release()
-            raise
+                room(length)
         count = (len(made) + 1) // 2
-        return callers.downloads.written([before(count), *made, behind], held, "text/json")
+        return callers.downloads.written([before(count), *made, behind], room, "text/json")
 
     async def listed(call: Call, criteria: Criteria) -> Response:
         window: Window = call.query
