@@ -1,6 +1,6 @@
 """Suites written for Mailpit and MailHog: their clients, unchanged, against `/compat`.
 
-docs/switching.md has a table of what passes; what these clients say is held against it.
+docs/switching.md says that all passes but what it lists; what these clients say is held against it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
         yield process
 
 
-def table(title: str) -> dict[str, str]:
-    """A table of the document: a call's name to what is said of it."""
+def exceptions(title: str) -> dict[str, str]:
+    """What does not pass, as the document has it: a call's name to what is said of it."""
     section = DOCUMENT.read_text().split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|$", section, re.MULTILINE)
     assert rows
@@ -115,27 +115,28 @@ def run(script: str, relay: RelayProcess, path: str, *, in_url: bool) -> dict[st
 
 
 def judged(found: dict[str, str], said: dict[str, str]) -> None:
-    """Hold what a client found against the document: `passes`, or the status that it names."""
-    assert found.keys() == said.keys()
+    """Hold what a client found against the document: all passes but for what has a status there."""
+    assert found.keys() > said.keys()
     for name, outcome in found.items():
-        wanted = re.match(r"[0-9]{3}", said[name])
-        if wanted is None:
-            assert (said[name], outcome) == ("passes", "passes"), name
-        else:
-            assert re.search(rf"(API Error:|answers) {wanted[0]}\b", outcome), f"{name}: {outcome}"
+        if name not in said:
+            assert outcome == "passes", name
+            continue
+        wanted = re.match(r"[0-9]{3}\b", said[name])
+        assert wanted is not None, name
+        assert re.search(rf"(API Error:|answers) {wanted[0]}\b", outcome), f"{name}: {outcome}"
 
 
 def test_mailpit_api(relay: RelayProcess) -> None:
     """Each call of the npm client, with what it answers."""
     send(relay, "ada@customer.example", "bob@customer.example")
-    judged(run("mailpit-api.js", relay, "/compat/mailpit", in_url=False), table("mailpit-api"))
+    judged(run("mailpit-api.js", relay, "/compat/mailpit", in_url=False), exceptions("mailpit-api"))
 
 
 def test_mailpit_api_takes_no_credential_in_its_url(relay: RelayProcess) -> None:
     """Not one call reaches the relay: `fetch` refuses such a URL."""
     send(relay, "ada@customer.example", "bob@customer.example")
     found = run("mailpit-api.js", relay, "/compat/mailpit", in_url=True)
-    assert found.keys() == table("mailpit-api").keys()
+    assert found.keys() > exceptions("mailpit-api").keys()
     for name, outcome in found.items():
         assert "passes" not in outcome, name
     assert "credentials" in found["listMessages()"]
@@ -147,7 +148,7 @@ def test_cypress_mailhog(relay: RelayProcess, in_url: bool) -> None:
     """Each command of the Cypress plug-in, with the credential beside the URL and in it."""
     send(relay, "ada@customer.example", "bob@customer.example")
     found = run("cypress-mailhog.js", relay, "/compat/mailhog/", in_url=in_url)
-    judged(found, table("cypress-mailhog"))
+    judged(found, exceptions("cypress-mailhog"))
     assert url_alone("cypress-mailhog") == "yes"
 
 
@@ -194,7 +195,5 @@ def test_pytest_mailpit(relay: RelayProcess, tmp_path: Path, in_url: bool) -> No
         check=True,
     )
     every = re.findall(r"^(mailpit\w*)(?: \[\w+ scope\])? -- ", listed.stdout, re.MULTILINE)
-    said = table("pytest-mailpit")
-    assert sorted(every) == sorted(said)
-    assert used == {name for name, outcome in said.items() if outcome == "passes"}
-    assert said.keys() - used == {"mailpit_container"}  # another catcher than this
+    assert used < set(every)
+    assert set(every) - used == exceptions("pytest-mailpit").keys()  # it starts another catcher
