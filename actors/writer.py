@@ -75,6 +75,7 @@ _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
 _NAMED = 8  # messages of a commit whose ids are logged
 _EVICT_EVERY = 0.25  # s, at most
+_EVICT_REST = 4.0  # times as long as it took, where very many may stay
 _EVICT_AGAIN = 5.0  # s; after the database was away
 _ATTEMPTS = 5  # to find mailboxes live that were made a moment ago
 
@@ -184,7 +185,7 @@ class _Writer:
         while True:
             await self._to_evict.wait()
             self._to_evict = trio.Event()
-            seconds = _EVICT_EVERY
+            seconds, began = _EVICT_EVERY, trio.current_time()
             try:
                 closed = await capturing.evict(self._pool, self._capture.most)
             except (DatabaseUnavailable, psycopg.Error) as error:
@@ -194,6 +195,7 @@ class _Writer:
                 self._to_evict.set()
             else:
                 failing = False
+                seconds = max(seconds, _EVICT_REST * (trio.current_time() - began))
                 if closed:
                     log.info("writer.captured_evicted", mailboxes=closed)
                 if closed is not None:  # until there are not too many

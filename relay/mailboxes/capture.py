@@ -10,12 +10,18 @@ Promises
 - One mailbox an address, whoever captures at the same moment, on whatever node.
 - An address whose mailbox is over gets a new one; what the old one held does not come back.
 - A live mailbox that was made otherwise takes the mail as ever, and lives as long as it would have.
-- `evict` closes those whose last mail is oldest until no more than so many live, and never one that
-  may stay: whoever evicts at the same moment, and whatever mail comes meanwhile.
+- `evict` closes the oldest, by their last mail, of the sender that has most until no more than so
+  many live, and never one that may stay: whoever evicts at the same moment, and whatever mail comes
+  meanwhile.  So no sender loses any while another has more.
 
 The bound (`Capture.most`) holds a moment later: what is accepted waits for nobody's eviction.  The
 writer evicts beside its commits, all that came in a quarter of a second at once, again until there
 are not too many, and when it starts, for what a relay that was killed left, or a new setting.
+
+A mailbox counts for the sender whose mail made it, so nobody takes one over by writing to it.  A
+sender is the address it connects from, or on this machine the name it signed in with, or else the
+domain of its reverse-path (`sender_of`).  The first nobody can choose; the others anybody can, so
+that they keep apart programs that are well meant, however much one of them sends, and no others.
 
 | killed …                      | and then                                                         |
 |-------------------------------|------------------------------------------------------------------|
@@ -55,6 +61,7 @@ from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.ids import new_ids
 from relay.mailboxes.accept import SHED
+from relay.ports.peers import peer_key
 
 _ASIDE = "expired.invalid"
 """The domain of mailboxes that lost their address; nobody can send to it (RFC 2606)."""
@@ -103,6 +110,15 @@ class Captured(NamedTuple):
     origin: Origin | None = None
 
 
+def sender_of(message: Captured) -> str:
+    """Return for whom mailboxes count that a message makes, with a word for what it is known by."""
+    if message.origin is not None:
+        return f"client {peer_key(message.origin.client)}"
+    if message.login is not None:
+        return f"login {message.login}"
+    return f"domain {message.reverse_path.rpartition('@')[2].lower()}"
+
+
 # Addresses and ids of mailboxes are sorted by whoever calls, so that two who capture for the same
 # addresses wait for each other in one order.  A mailbox that is over keeps its row and gives none
 # here.  One that is not in `made` was made otherwise, is not to be made, or is over: it is looked
@@ -115,10 +131,11 @@ _STORE = f"""
                set_config('enable_seqscan', 'off', true)  -- of the check that the mailbox is there
     ), made AS (
         INSERT INTO relay.mailboxes AS b
-            (id, address, owner_type, owner_id, captured_at, expires_at)
-        SELECT wanted.id, wanted.address, 'capture', '{ADMINISTRATOR_ID}', said.at,
+            (id, address, owner_type, owner_id, captured_at, captured_from, expires_at)
+        SELECT wanted.id, wanted.address, 'capture', '{ADMINISTRATOR_ID}', said.at, wanted.sender,
                said.at + make_interval(secs => $3)
-        FROM unnest((SELECT $1)::uuid[], (SELECT $2)::text[]) AS wanted (id, address)
+        FROM unnest((SELECT $1)::uuid[], (SELECT $2)::text[], (SELECT $11)::text[])
+                 AS wanted (id, address, sender)
         CROSS JOIN said
         ON CONFLICT (address) DO UPDATE
         SET captured_at = excluded.captured_at,
@@ -177,7 +194,7 @@ def _statements(source: str, *types: int) -> tuple[Statement, Statement]:
         conflict="ON CONFLICT (id) DO NOTHING",
         requeue="ON CONFLICT (message_id) DO NOTHING",
     )
-    types = (UUIDS, TEXTS, DOUBLE, UUIDS, TEXTS, *types)
+    types = (UUIDS, TEXTS, DOUBLE, UUIDS, TEXTS, *types, TEXTS)
     return Statement(fresh, types), Statement(again, types)
 
 
@@ -213,34 +230,47 @@ _KEEP_SAID = """
     WHERE b.id = found.id
     """
 
-# By the newest that is one too many, not by how many are too many: two who evict at once close the
-# same, and none that may stay.  One that gets mail meanwhile is spared.  Those that are due and not
-# flipped yet count, too.  Closed at the beginning of time, their rows are what the reaper takes
-# next.
+# By the first that is one too many, not by how many are too many: two who evict at once close the
+# same, and none that may stay.  Sorted are each sender's newest, then each one's second, and so on:
+# what comes last there is the oldest of those who have most.  One that gets mail meanwhile is
+# spared.  Those that are due and not flipped yet count, too.  Closed at the beginning of time,
+# their rows are what the reaper takes next.  All that live are read, where there are too many and
+# not otherwise: 16 ms for 10,000.
 _EVICT = """
-    WITH last AS MATERIALIZED (
-        SELECT captured_at, id
+    WITH beyond AS MATERIALIZED (
+        SELECT
         FROM relay.mailboxes
         WHERE is_active AND captured_at IS NOT NULL
         ORDER BY captured_at DESC, id DESC  -- mailboxes_captured
         OFFSET %(most)s
         LIMIT 1
+    ), placed AS (
+        SELECT id, captured_at, row_number() OVER (
+                   PARTITION BY captured_from ORDER BY captured_at DESC, id DESC) AS place
+        FROM relay.mailboxes
+        WHERE is_active
+          AND captured_at IS NOT NULL
+          AND EXISTS (SELECT FROM beyond)
+    ), gone AS MATERIALIZED (
+        SELECT id, captured_at, place
+        FROM placed
+        ORDER BY place, captured_at DESC, id DESC
+        OFFSET %(most)s
     ), closed AS (
         UPDATE relay.mailboxes
         SET is_active = false, closed_at = '-infinity'
         WHERE id = ANY (ARRAY(
             SELECT b.id
-            FROM relay.mailboxes b
+            FROM gone
+            JOIN relay.mailboxes b ON b.id = gone.id AND b.captured_at = gone.captured_at
             WHERE b.is_active
-              AND b.captured_at IS NOT NULL
-              AND (b.captured_at, b.id) <= (SELECT captured_at, id FROM last)
-            ORDER BY b.captured_at, b.id
+            ORDER BY gone.place DESC, b.captured_at, b.id
             LIMIT %(limit)s
-            FOR NO KEY UPDATE SKIP LOCKED))
+            FOR NO KEY UPDATE OF b SKIP LOCKED))
         RETURNING id
     )
     SELECT (SELECT count(*) FROM closed)
-    FROM last
+    FROM beyond
     """
 _EVICTED = 10_000  # a statement
 
@@ -251,7 +281,13 @@ async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[s
 
     Not stored is what was stored before, and what is for a mailbox that is over (`set_aside`).
     """
-    wanted = sorted({address for message in messages for address in message.captured})
+    senders: dict[str, str] = {}
+    for message in messages:
+        if message.captured:
+            sender = sender_of(message)
+            for address in message.captured:
+                senders.setdefault(address, sender)
+    wanted = sorted(senders)
     columns: tuple[bytes | None, ...] = (
         uuids(new_ids(len(wanted))).data,
         texts(wanted).data,
@@ -282,6 +318,7 @@ async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[s
             texts([origin and origin.client for origin in origins]).data,
             texts([origin and origin.helo for origin in origins]).data,
         )
+    columns += (texts([senders[address] for address in wanted]).data,)
     async with pool.connection() as conn:
         try:
             result = await conn.run(fresh, columns)
@@ -318,7 +355,7 @@ async def keep_said(pool: Pool, said: Mapping[str, str]) -> None:
 
 
 async def evict(pool: Pool, most: int) -> int | None:
-    """Close mailboxes of capture beyond `most`, longest without mail first.
+    """Close mailboxes of capture beyond `most`: of who has most, the longest without mail first.
 
     Returns how many; None: there were not too many.  Some may be left otherwise: such as were
     locked, for mail that came to them, or more than one statement closes.

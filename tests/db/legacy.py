@@ -648,6 +648,16 @@ HERITAGE = (
         "SELECT status FROM relay.outbound_messages WHERE subject = 'Old'",
         ("failed",),
     ),
+    Heritage(
+        48,
+        "SELECT",
+        """
+        SELECT count(*), count(captured_from)
+        FROM relay.mailboxes
+        WHERE captured_at IS NOT NULL
+        """,
+        (1, 0),
+    ),
 )
 
 

@@ -9,7 +9,7 @@ from relay.accepted import Origin
 from relay.db.pool import Pool
 from relay.ids import new_id
 from relay.mailboxes.accept import Row, insert_many
-from relay.mailboxes.capture import Capture, Captured, evict, set_aside, store
+from relay.mailboxes.capture import Capture, Captured, evict, sender_of, set_aside, store
 
 ADA, BOB = "ada@shop.example", "bob@shop.example"
 
@@ -156,6 +156,39 @@ async def test_the_oldest_go_first(pool):
     ]
 
 
+def test_by_what_a_sender_is_known():
+    """The address of a client goes before what it says of itself, and a login before a domain."""
+    plain = message(ADA)
+    assert sender_of(plain) == "domain b.example"
+    assert sender_of(plain._replace(reverse_path="BOUNCE+1@B.example")) == "domain b.example"
+    assert sender_of(plain._replace(reverse_path="")) == "domain "
+    signed_in = plain._replace(login="b.example")
+    assert sender_of(signed_in) == "login b.example"
+    assert sender_of(signed_in._replace(origin=Origin("192.0.2.7", "a"))) == "client 192.0.2.7"
+    ours, theirs = (plain._replace(origin=Origin(f"2001:db8::{n}", "a")) for n in (1, 2))
+    assert sender_of(ours) == sender_of(theirs) == "client 2001:db8::/64"
+
+
+async def test_a_flood_pushes_out_its_own(pool):
+    """Whoever has less loses nothing to it, were it older; mail to another's mailbox takes none."""
+    shop, tests = message("one@shop", "two@shop"), message("one@test", "two@test", login="tests")
+    for one in (shop, tests):
+        await store(pool, [one], 60.0)
+    flood = Origin("192.0.2.7", "x")
+    for number in range(5):
+        said = message(f"{number}a@x", f"{number}b@x", login=str(number))  # changed each time
+        said = said._replace(reverse_path=f"{number}@{number}", origin=flood)
+        await store(pool, [said], 60.0)
+    await store(pool, [message("one@shop")._replace(origin=flood)], 60.0)
+    assert await evict(pool, 8) == 6
+    assert sorted(await mailboxes(pool)) == [
+        *("3a@x", "3b@x", "4a@x", "4b@x"),
+        *("one@shop", "one@test", "two@shop", "two@test"),
+    ]
+    assert await evict(pool, 5) == 3  # then all have two, and of them the oldest goes
+    assert sorted(await mailboxes(pool)) == ["4a@x", "4b@x", "one@shop", "one@test", "two@test"]
+
+
 async def test_none_goes_in_the_place_of_one_that_is_passed_over(pool):
     """Mail comes to the oldest while it would be closed: others stay all the same."""
     for number in range(6):
@@ -214,7 +247,7 @@ async def test_capturing_is_planned_once(database_url, rows):
         ((name, generic),) = await cursor.fetchall()
         assert generic == 3
         await conn.execute("SET plan_cache_mode = force_generic_plan")
-        cursor = await conn.execute(f"EXPLAIN EXECUTE {name} ({', '.join(['NULL'] * 10)})")
+        cursor = await conn.execute(f"EXPLAIN EXECUTE {name} ({', '.join(['NULL'] * 11)})")
         plan = "\n".join(row[0] for row in await cursor.fetchall())
     assert "Index Scan using mailboxes_address_key" in plan
     assert "Seq Scan on mailboxes" not in plan
