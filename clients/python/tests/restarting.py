@@ -42,8 +42,10 @@ class Restartable:
         """Return when so many calls wait for mail in it."""
         deadline = time.monotonic() + 20.0
         while True:
-            metrics = httpx.get(f"{self.url}/metrics", trust_env=False).raise_for_status().text
-            found = re.search(r'^relay_http_streams\{kind="wait"\} (\S+)$', metrics, re.MULTILINE)
+            metrics = httpx.get(f"{self.url}/metrics", trust_env=False)
+            metrics.raise_for_status()
+            kind = r'^relay_http_streams\{kind="wait"\} (\S+)$'
+            found = re.search(kind, metrics.text, re.MULTILINE)
             waiting = 0 if found is None else int(float(found[1]))
             if waiting == count:
                 return

@@ -541,7 +541,9 @@ def _spelt(schema: dict[str, Any]) -> str:
 
 def test_an_entry_has_the_types_that_the_relay_declares(relay: Relay) -> None:
     """`OutboundEntry` is what /openapi.json says of the call behind it, `State` its states."""
-    document = httpx.get(f"{relay.url}/openapi.json", trust_env=False).raise_for_status().json()
+    answer = httpx.get(f"{relay.url}/openapi.json", trust_env=False)
+    answer.raise_for_status()
+    document = answer.json()
     schemas = document["components"]["schemas"]
     call = document["paths"]["/api/v1/outbound/{message_id}"]["get"]
     schema = call["responses"]["200"]["content"]["application/json"]["schema"]
