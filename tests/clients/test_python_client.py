@@ -76,6 +76,7 @@ def suite_of(python: Path, folder: Path, relay: RelayProcess, *more: str) -> tup
     done = subprocess.run(
         [
             *(python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-o", "asyncio_default_fixture_loop_scope=function"),  # or pytest-asyncio warns
             *(*own_suite.PLUGIN, *more),
         ],
         cwd=folder,
@@ -107,6 +108,39 @@ def test_django_and_flask_send_as_its_readme_says(
     status, said = suite_of(python, suite, relay)
     assert status == 0, said
     assert "5 passed" in said
+
+
+ASYNC = """\
+import anyio, pytest, smtplib
+
+@pytest.fixture
+async def waited(async_inbox, smtp_server):
+    with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
+        smtp.sendmail("a@shop.example", async_inbox.address, "Subject: Welcome\\n\\n482913")
+    return await async_inbox.wait("Welcome")
+
+@pytest.mark.MARK
+async def test_it(waited, async_relay, async_inbox):
+    assert b"482913" in await waited.raw
+    async with async_relay.inbox() as other:
+        await other.wait_none(0)
+    await async_inbox.wait_none(0, after=waited)
+"""
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize(
+    ("mark", "options"),
+    [("asyncio", ["-o", "asyncio_mode=auto"]), ("trio", []), ("anyio", ["-o", "trio_mode=false"])],
+)
+def test_asynchronous_tests_have_its_fixtures_whoever_runs_them(
+    relay: RelayProcess, python: Path, tmp_path: Path, mark: str, options: list[str]
+) -> None:
+    """pytest-asyncio, pytest-trio and AnyIO's own plug-in, with warnings as errors."""
+    (tmp_path / "test_it.py").write_text(ASYNC.replace("MARK", mark))
+    status, said = suite_of(python, tmp_path, relay, *options)
+    assert status == 0, said
+    assert f"{2 if mark == 'anyio' else 1} passed" in said
 
 
 FAILS = """\

@@ -115,6 +115,76 @@ def test_sign_up(inbox, smtp_server):
     assert re.search(r"Mail to \S+@relay\.localhost(.|\n)*code: 271828", failure)
 
 
+_ASYNC = (
+    _SENDS
+    + """
+import anyio.to_thread
+
+@pytest.fixture
+def address(async_inbox):
+    return async_inbox.address
+
+async def received(relay, inbox, address, server):
+    first, other = inbox.wait("Welcome"), relay.inbox()
+    async with anyio.create_task_group() as tasks:  # the loop goes on while mail is waited for
+        tasks.start_soon(anyio.to_thread.run_sync, put, server, address, "code 271828")
+        message = await first
+        assert message.code == "271828" and b"271828" in await message.raw
+    async with other as more:
+        await inbox.wait_none(0, after=message)
+        assert await more.messages() == []
+"""
+)
+
+
+def test_an_asynchronous_test_has_an_inbox(inner: pytest.Pytester) -> None:
+    """Under AnyIO's plug-in, on asyncio and on Trio, and with what a test starts for itself.
+
+    Nothing is left open, which a warning would say, and what came is in the report.
+    """
+    inner.makepyfile(
+        _ASYNC
+        + """
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request):
+    return request.param
+
+@pytest.fixture
+async def waited(async_inbox, smtp_server):
+    await anyio.to_thread.run_sync(put, smtp_server, async_inbox.address, "one")
+    return await async_inbox.wait("Welcome")
+
+@pytest.mark.anyio
+async def test_its_own(async_relay, async_inbox, address, smtp_server):
+    await received(async_relay, async_inbox, address, smtp_server)
+
+@pytest.mark.anyio
+async def test_an_asynchronous_fixture(waited, async_inbox):
+    assert waited.text.strip() == "one"
+    assert [one.id for one in await async_inbox.messages()] == [waited.id]
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_by_itself(async_relay, async_inbox, address, smtp_server, backend):
+    anyio.run(received, async_relay, async_inbox, address, smtp_server, backend=backend)
+
+@pytest.mark.anyio
+async def test_it_fails(waited, async_inbox):
+    await async_inbox.wait("Reset", timeout=0)
+
+@pytest.mark.anyio
+@pytest.mark.relay_inbox(ttl=2)
+async def test_marked(async_inbox, inbox):
+    assert (async_inbox.address, async_inbox.expires_at) == (inbox.address, inbox.expires_at)
+    await async_inbox.close()
+"""
+    )
+    result = _run(inner, "-W", "error")
+    result.assert_outcomes(passed=8, failed=2)
+    result.stdout.fnmatch_lines(
+        ["*WaitTimeout: waited 0 s for *Reset*", "*Mail to *@relay.localhost*", "one"]
+    )
+
+
 def test_mail_in_a_report_drives_no_terminal(inner: pytest.Pytester) -> None:
     """A title, a cleared screen, a link that says it leads elsewhere: each is spelt."""
     inner.makepyfile(

@@ -7,6 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+import httpx
+
 from relay_client import _flows
 from relay_client._answers import is_key
 from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
@@ -39,10 +41,12 @@ class AsyncRelay:
     its own, and nothing can be sent.  `Relay` has the same surface, without `await`.
     """
 
+    _limits = httpx.Limits(max_connections=100, max_keepalive_connections=20)  # httpx's own
+
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = AsyncClient(**where.arguments)
+        self._http = AsyncClient(limits=self._limits, **where.arguments)
 
     async def __aenter__(self) -> AsyncRelay:
         return self
@@ -119,6 +123,16 @@ class AsyncRelay:
     async def info(self) -> Info:
         """Ask where the relay takes mail; needs a token."""
         return parsed_info(await self._do(_flows.info()))
+
+
+class AsyncRelayOfATest(AsyncRelay):
+    """One that keeps no connection for the next call, so that nobody has to close it.
+
+    What the fixtures give: they are no asynchronous ones, which each plug-in runs in its own way or
+    not at all, and the event loop of their test is not theirs, to close anything in it.
+    """
+
+    _limits = httpx.Limits(max_keepalive_connections=0)
 
 
 class Opening:

@@ -4,6 +4,7 @@
 |---|---|
 | `relay` | a `Relay`, the same for all tests: at `RELAY_URL`, else one that is started for them |
 | `inbox` | an `Inbox` of this test alone, which ends with it |
+| `async_relay`, `async_inbox` | the same for a test that is asynchronous, whatever runs it |
 | `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
 
 When a test fails, what came to its inbox is in the report.  Where there is no relay, or none any
@@ -25,7 +26,17 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from relay_client import Inbox, Info, Refused, Relay, RelayError, Unreachable
+from relay_client import (
+    AsyncInbox,
+    AsyncRelay,
+    Inbox,
+    Info,
+    Refused,
+    Relay,
+    RelayError,
+    Unreachable,
+)
+from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
 from relay_client._connect import is_loopback
 from relay_client._flows import TESTING
@@ -297,6 +308,21 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
         relays.kept.add(made.address, relay.url)
     elif relays.ended() is None:
         made.close()
+
+
+@pytest.fixture
+def async_relay(relay: Relay) -> AsyncRelay:
+    """Return the relay of this run for the event loop of one test: asyncio's, or Trio's."""
+    return AsyncRelayOfATest(relay.url, relay.token)
+
+
+@pytest.fixture
+def async_inbox(inbox: Inbox, async_relay: AsyncRelay) -> AsyncInbox:
+    """Return the inbox of this test for its event loop.
+
+    It is `inbox`, so that it is made, ended and shown in the report without any loop.
+    """
+    return AsyncInbox(async_relay, inbox._handle, owned=False)
 
 
 @pytest.fixture(scope="session")
