@@ -209,9 +209,37 @@ def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_
         assert re.search(r"^\d+ passed, 4 deselected in", said, re.MULTILINE), said
         tried.append(version)
     print(f"tried {', '.join(tried)}")
+    assert here() & set(pythons()) == set(tried) & here()
+
+
+@pytest.mark.soak  # pip installs the relay for each: a network
+@pytest.mark.timeout(1800)
+def test_the_relay_works_on_every_python_that_is_here(tmp_path: Path) -> None:
+    """Of those that its wheel names: the newest of what it needs that pip finds for each, and the
+    demo to its end; and the locks for it hold what the demo needs."""
+    (wheel,) = (one for one in build(tmp_path / "packages", ("relay",)) if one.suffix == ".whl")
+    tried = []
+    for version in pythons(ROOT):
+        python = interpreter(version)
+        if python is None:
+            continue
+        for name, needs in (("newest", ()), ("locked", ("-r", "requirements.run.lock"))):
+            environment = tmp_path / f"{version}-{name}"
+            run([python, "-m", "venv", str(environment)], tmp_path)
+            pip = (str(environment / "bin/python"), "-m", "pip", "--disable-pip-version-check")
+            if needs:
+                run([*pip, "install", "--quiet", *needs], ROOT)
+            run([*pip, "install", "--quiet", str(wheel)], tmp_path)
+            run([str(environment / "bin/relay-mail"), "demo"], tmp_path)
+        tried.append(version)
+    print(f"tried {', '.join(tried)}")
+    assert here() & set(pythons(ROOT)) == set(tried) & here()
+
+
+def here() -> set[str]:
+    """The versions of Python that can be had: the one that runs this, and pyenv's."""
     of_pyenv = {".".join(folder.name.split(".")[:2]) for folder in PYENV.glob("3.*")}
-    here = {f"{sys.version_info.major}.{sys.version_info.minor}"} | of_pyenv
-    assert here & set(pythons()) == set(tried) & here
+    return {f"{sys.version_info.major}.{sys.version_info.minor}"} | of_pyenv
 
 
 ALONE = (

@@ -41,8 +41,9 @@ def passes(client: str, *words: str) -> None:
     assert " passed" in counts
 
 
-def pythons() -> list[str]:
-    """Return the versions of Python that the Python client's wheel names, the oldest first."""
-    of_client = tomllib.loads((CLIENTS / "python/pyproject.toml").read_text())
-    classifiers = "\n".join(of_client["project"]["classifiers"])
+def pythons(folder: Path = CLIENTS / "python") -> list[str]:
+    """Return the versions of Python that a project's wheel names, the client's if none is given;
+    the oldest first."""
+    named = tomllib.loads((folder / "pyproject.toml").read_text())
+    classifiers = "\n".join(named["project"]["classifiers"])
     return re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, re.MULTILINE)
