@@ -139,19 +139,31 @@ class Gatekeeper:
             if gate is None or (key.is_for_claims and gate.gone):
                 continue
             met = True
-            self._gates.before(job.message.own_lane, gate)
+            self._gates.before(job.message.own_lane, gate, job.owner)
             if key.is_for_claims:
                 passed.append(gate)  # it holds back what is not claimed yet
-            elif gate.room(now) < 1:
-                self._give_back(job, now, self._wait(gate, now))
+            elif gate.room_for(job.owner, now) < 1:
+                self._turn_away(gate, job, now)
                 return False
-            elif key.domain is not None or key.owner is not None or key.route != line.key:
-                passed.append(gate)  # that of a route counts nothing: `Gates.bound` asks it
+            elif (
+                key.domain is not None
+                or key.owner is not None
+                or key.route != line.key
+                or gate.strikes
+            ):
+                passed.append(gate)  # that of a route counts its probe alone: see `Gates.bound`
         if not met:
             self._gates.nothing_before(job.message.lane)
         for gate in passed:
             job.pass_gate(gate)
+            gate.had_turn(job.owner)
         return True
+
+    def _turn_away(self, gate: Gate, job: Job, now: float) -> None:
+        """Give back what a gate does not let through, and keep its owner's turn there."""
+        wait = self._wait(gate, now)
+        gate.turn_away(job.owner, now + wait)
+        self._give_back(job, now, wait)
 
     def _lets_wait(self, line: Line[Job, Any], job: Job, now: float) -> bool:
         """Let a job wait for a site of which it is not known that it answers; False if given back.
@@ -163,7 +175,7 @@ class Gatekeeper:
             self._no_room_for(gate, job, now)
             return False
         if self._dispatch.is_stuck(line, now):
-            self._gates.before(job.message.own_lane, gate)
+            self._gates.before(job.message.own_lane, gate, job.owner)
             self._give_back(job, now, gate.wait(now))
             return False
         gate.open()
@@ -179,7 +191,7 @@ class Gatekeeper:
         gate = self._gates.make(GateKey.for_claims(line.key))
         if job.priority and (gate in self._slow_away or not self._dispatch.room_to_wait):
             self._slow_away[gate] = None
-            self._gates.before(job.message.own_lane, gate)
+            self._gates.before(job.message.own_lane, gate, job.owner)
             gate.narrow(0, now)
             self._give_back(job, now, gate.wait(now))
             return False
@@ -204,7 +216,7 @@ class Gatekeeper:
 
     def _no_room_for(self, gate: Gate, job: Job, now: float) -> None:
         """Give back what cannot begin, and claim no more of it before something could."""
-        self._gates.before(job.message.own_lane, gate)
+        self._gates.before(job.message.own_lane, gate, job.owner)
         if gate.window:
             gate.narrow(0, now)
             self._turned_away.append(gate)
@@ -260,7 +272,7 @@ class Gatekeeper:
             self._dispatch.said_nothing(line)
         domain = None if opening else job.domain
         gate = self._gates.make(GateKey(line.key, domain))
-        self._gates.before(job.message.own_lane, gate)
+        self._gates.before(job.message.own_lane, gate, job.owner)
         plain = opening or outcome.route_trouble or outcome.code == 421
         phase, code = outcome.phase.value, outcome.code
         why = f"{phase}: no answer" if code is None else f"{phase}: {code}"
@@ -367,9 +379,9 @@ class Gatekeeper:
         """Give back what waits in a line behind a gate; unless `all_of_it`, what that has no room
         for."""
         for job in self._dispatch.remove(line, domain, owner):
-            self._gates.before(job.message.own_lane, gate)
+            self._gates.before(job.message.own_lane, gate, job.owner)
             if all_of_it or (gate not in job.gates and gate.room(now) < 1):
-                self._give_back(job, now, self._wait(gate, now))
+                self._turn_away(gate, job, now)
             else:
                 job.pass_gate(gate)
                 self._dispatch.put(line, job)
@@ -401,7 +413,7 @@ class Gatekeeper:
         gate = self._gates.make(key) if late else self._gates.find(key)
         if gate is None:
             return True
-        self._gates.before(job.message.own_lane, gate)
+        self._gates.before(job.message.own_lane, gate, job.owner)
         if late:
             gate.narrow(_WAIT_FOR_LATE, now)
         if gate not in job.gates and gate.room(now) < 1:

@@ -16,6 +16,9 @@ Promises
   (`relay.outbound.lanes`: an owner, a domain and a route) is claimed from as the gate allows that
   its mail met last; what waits in the lane of a route that it takes no more concerns only the lane
   of the one that it does take.
+- Owners take turns at a gate: who was turned away, and has had none or had his longer ago, goes
+  before another, as long as he may be expected to ask again (`_GRACE`).  So who has much does not
+  get all that goes through.
 - A destination or an owner whose deliveries hang and would take all places is narrowed, which is
   no strike; so is a route of which nobody knows yet whether it answers.
 - What was not met for long after its pause is forgotten: domains that nobody writes to any more
@@ -80,6 +83,12 @@ class Standing:
     reason: str | None = None
 
 
+_GRACE = 1.0
+"""Seconds beyond those for which he was turned away, or the gate was shut, that an owner's turn is
+kept."""
+
+_MOST_SERVED = 64  # owners of whom is known when they had their turn
+
 LONG = 24 * 60
 """Units, a day of 60 s: a trouble of so long is more than a bad hour, which a backlog may meet with
 the first of it that is tried."""
@@ -95,6 +104,8 @@ class Gate:
         "_caps",
         "_full",
         "_rng",
+        "_served",
+        "_turns",
         "_unit",
         "busy",
         "opens_at",
@@ -113,6 +124,8 @@ class Gate:
         self._caps = caps
         self._unit = unit
         self._rng = rng
+        self._turns: dict[Hashable, float] = {}  # owners, first first: when they come again
+        self._served: dict[Hashable, int] = {}  # owners, the last last: their number
         self.window = float(full)
         self.busy = 0
         """Deliveries that were let through and have not ended."""
@@ -141,6 +154,45 @@ class Gate:
         if now < self.opens_at:
             return 0
         return max(int(self.window) - self.busy, 0)
+
+    def room_for(self, owner: Hashable, now: float) -> int:
+        """How many more of an owner's may go through now: what those leave whose turn it is."""
+        room = self.room(now)
+        if not (room and self._turns):
+            return room
+        gone = [one for one in self._turns if now > self._turn_lasts_until(one)]
+        for one in gone:
+            del self._turns[one]
+        served, mine = self._served, self._served.get(owner, 0)
+        ahead, came = 0, False
+        for one in self._turns:
+            came = came or one == owner
+            if one != owner:
+                other = served.get(one, 0)
+                ahead += other < mine or (other == mine and not came)
+        return max(room - ahead, 0)
+
+    def _turn_lasts_until(self, owner: Hashable) -> float:
+        return max(self._turns[owner], self.opens_at + self._unit * MOMENT) + _GRACE
+
+    @property
+    def turns_change_at(self) -> float:
+        """The instant at which an owner's turn is over who has not come."""
+        return min(map(self._turn_lasts_until, self._turns), default=float("inf"))
+
+    def turn_away(self, owner: Hashable, until: float) -> None:
+        """An owner finds no room, and will ask again then."""
+        self._turns[owner] = until
+
+    def had_turn(self, owner: Hashable) -> None:
+        """One of an owner's goes through."""
+        self._turns.pop(owner, None)
+        served = self._served
+        last = next(reversed(served.values()), 0)
+        served.pop(owner, None)
+        served[owner] = last + 1
+        if len(served) > _MOST_SERVED:
+            del served[next(iter(served))]
 
     def long_shut(self, now: float) -> bool:
         """Whether nothing has gone well for `LONG`."""
@@ -217,7 +269,7 @@ class Gates:
         self._unit = unit
         self._rng = rng
         self._gates: dict[GateKey, Gate] = {}
-        self._lanes: dict[int, Gate] = {}
+        self._lanes: dict[int, tuple[Gate, Hashable]] = {}  # with their owners
         self._under_way: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -281,7 +333,7 @@ class Gates:
         for key in stale:
             del self._gates[key]
         dropped = set(map(id, stale.values()))
-        for lane, gate in list(self._lanes.items()):
+        for lane, (gate, _) in list(self._lanes.items()):
             if gate.gone or id(gate) in dropped:
                 del self._lanes[lane]
 
@@ -290,13 +342,13 @@ class Gates:
         for gate in self._gates.values():
             gate.reopen()
 
-    def before(self, lane: int, gate: Gate) -> None:
-        """Note that mail of this lane met this gate last."""
-        self._lanes[lane] = gate
+    def before(self, lane: int, gate: Gate, owner: Hashable = None) -> None:
+        """Note that mail of this lane, and owner, met this gate last."""
+        self._lanes[lane] = gate, owner
 
     def behind(self, gates: Collection[Gate | None]) -> list[int]:
         """The lanes whose mail met one of these gates last."""
-        return [lane for lane, gate in self._lanes.items() if gate in gates]
+        return [lane for lane, (gate, _) in self._lanes.items() if gate in gates]
 
     def nothing_before(self, lane: int) -> None:
         """Note that mail of this lane met no gate: what it had met is not on its way any more."""
@@ -322,18 +374,24 @@ class Gates:
 
     def allowance(self, lane: int, now: float) -> int | None:
         """How many more of a lane's messages may be claimed; None: as many as you like."""
-        gate = self._lanes.get(lane)
+        gate, owner = self._lanes.get(lane, _NO_GATE)
         if gate is None or gate.gone:
             if not self._cap:
                 return None
             room = self._cap
         else:
-            room = gate.room(now)
+            room = gate.room_for(owner, now)
         return max(room - self._under_way.get(lane, 0), 0)
 
     def next_opening(self, now: float) -> float | None:
-        """The earliest instant after `now` at which a gate opens that has mail waiting."""
-        return _earliest(gate.opens_at for gate in self._lanes.values() if gate.opens_at > now)
+        """The earliest instant after `now` at which a gate that has mail waiting opens, or lets
+        others through."""
+        gates = {id(gate): gate for gate, _ in self._lanes.values()}.values()
+        instants = (at for gate in gates for at in (gate.opens_at, gate.turns_change_at))
+        return _earliest(at for at in instants if now < at < float("inf"))
+
+
+_NO_GATE: tuple[Gate | None, Hashable] = (None, None)
 
 
 def _named(route: Any) -> str:

@@ -677,3 +677,23 @@ def test_where_a_rule_fits_it_decides_who_is_gone():
     for code in (551, 553):
         site.gatekeeper.learn(site.lines[0], job, gone._replace(code=code), 0.0, 1.0)
     assert len(site.suppressed) == 2
+
+
+@pytest.mark.parametrize("phase", [Phase.CONNECT, Phase.RCPT])
+def test_a_gates_probes_are_owners_by_turns(phase: Phase):
+    """However much one owner has, and though his comes first each time, where the route is in
+    trouble and where the destination is."""
+    house = House()
+    house.ends(house.job(), Verdict.DEFERRED, phase, now=0.0, code=421)
+    gate = house.gates.find(GateKey("route", None if phase is Phase.CONNECT else "y.example"))
+    assert gate is not None
+    probed: Counter[UUID] = Counter()
+    for _ in range(20):
+        now = gate.opens_at + 0.01
+        jobs = [house.job(owner=owner) for owner in (MALLORY, MALLORY, MALLORY, ALICE)]
+        (probe,) = [job for job in jobs if house.gatekeeper.lets(house.line, job, now)]
+        assert house.gates.allowance(probe.message.own_lane, now) == 0
+        probed[probe.message.owner] += 1
+        probe.leave_gates()
+        house.ends(probe, Verdict.DEFERRED, phase, now=now, code=421)
+    assert probed == {MALLORY: 10, ALICE: 10}

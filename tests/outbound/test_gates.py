@@ -147,3 +147,27 @@ def test_a_suspension_can_be_lifted_and_another_pause_reopened():
     assert one.room(50.0) == 0
     gates.reopen()
     assert one.room(50.0) == 1
+
+
+def test_owners_take_turns_at_a_gate():
+    """Who was turned away goes before who comes after him, though he comes later; and no longer
+    than he may be expected."""
+    gates = Gates(4, 1.0, random.Random(1))
+    one = gates.make(GateKey("a"))
+    one.bad(0.0, plain=True)
+    opened = one.opens_at
+    gates.before(7, one, "much")
+    gates.before(8, one, "little")
+    one.turn_away("little", opened)
+    assert (gates.allowance(7, opened), gates.allowance(8, opened)) == (0, 1)
+    one.had_turn("little")
+    one.turn_away("little", opened)  # another of his
+    one.turn_away("much", opened)
+    assert (gates.allowance(7, opened), gates.allowance(8, opened)) == (1, 0)
+    one.good()  # two may go
+    assert (gates.allowance(7, opened), gates.allowance(8, opened)) == (2, 1)
+    over = gates.next_opening(opened)
+    assert over is not None
+    assert over > opened
+    assert gates.allowance(8, over + 0.01) == 2
+    assert gates.next_opening(opened) is None
