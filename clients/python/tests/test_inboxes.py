@@ -330,6 +330,62 @@ def test_a_long_wait_is_asked_for_in_parts(
         assert 4 < len(parts) < 20
 
 
+def test_a_pattern_is_waited_for(relay: Relay, deliver: Deliver) -> None:
+    """By a call for each message that comes, and no other; however short the time, by what is there
+    already, too."""
+    waits: list[str] = []
+
+    def asked(request: httpx.Request) -> None:
+        if request.url.path.endswith("/wait"):
+            waits.append(str(request.url.params.get("subject")))
+
+    with Relay(relay.url, relay.token) as other, other.inbox() as inbox:
+        for subject in ("Welcome", "Order"):
+            deliver(inbox.address, subject)
+        inbox.wait_many(2)
+        other._http.event_hooks = {"request": [asked]}
+        number = re.compile(r"Order \d+")
+        with pytest.raises(WaitTimeout) as one:
+            inbox.wait(number, timeout=0)
+        head, *lines = str(one.value).splitlines()
+        assert head == r"waited 0 s for mail with /Order \d+/ in the subject; 2 others came:"
+        assert len(lines) == 2
+        inbox.wait_none(0, subject=number)
+        waits.clear()
+        timers = [
+            threading.Timer(0.3 * at, deliver, (inbox.address, f"Order {at}")) for at in (1, 2)
+        ]
+        for timer in timers:
+            timer.start()
+        assert [one.subject for one in inbox.wait_many(2, subject=number)] == ["Order 1", "Order 2"]
+        for timer in timers:
+            timer.join()
+        assert len(waits) <= 5, "one each, and those that find nobody parsed yet"
+        assert inbox.wait(re.compile("^order$", re.I), re.compile("^a@shop")).subject == "Order"
+        waits.clear()
+        assert inbox.wait("ORDER", re.compile("^a@shop")).subject == "Order"
+        assert waits == ["ORDER"]
+        with pytest.raises(
+            WaitTimeout, match=r"from /\^bob@/ with 'Order' in the subject; 4 others"
+        ):
+            inbox.wait("Order", re.compile("^bob@"), timeout=0.1)
+        with pytest.raises(UnexpectedMail, match="'Order 1'"):
+            inbox.wait_none(1, subject=number)
+        after = inbox.messages(1)[0]
+        with pytest.raises(WaitTimeout, match=f" after {after.id};"):
+            inbox.wait(number, after=after, timeout=0)
+
+
+@pytest.mark.parametrize("match", [5, b"Order", re.compile(b"Order"), ["Order"]])
+def test_what_is_no_part_of_a_subject_is_refused_at_once(relay: Relay, match: Any) -> None:
+    """And no sender's."""
+    inbox = relay.mailbox("a@b")
+    with pytest.raises(RelayError, match=r"^a subject is waited for by a part of it or a pattern"):
+        inbox.wait(match)
+    with pytest.raises(RelayError, match=r"^a sender is waited for by .* of text, not "):
+        inbox.wait_many(1, sender=match)
+
+
 @pytest.mark.parametrize("timeout", [float("nan"), -1, float("inf"), "10", None, 1j])
 def test_a_wait_that_would_never_end_is_refused_at_once(relay: Relay, timeout: Any) -> None:
     """And one that cannot be meant."""

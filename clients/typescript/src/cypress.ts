@@ -30,6 +30,7 @@ import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
 import {
   FIXTURE_TTL,
+  LOOKS_THROUGH,
   OTHERS,
   PART,
   TIMEOUT,
@@ -37,6 +38,7 @@ import {
   areParsed,
   waitQuery,
   concerning,
+  fits,
   inVain,
   inWords,
   newMailbox,
@@ -234,7 +236,8 @@ function waitForMail({
   const at = inbox;
   const timeout = waitable(wanted.timeout ?? TIMEOUT);
   const deadline = Date.now() + timeout;
-  const rest = rests();
+  let rest: WaitOptions = wanted; // of what comes; what does not fit is behind it
+  const restFor = rests();
   /** What there is of this inbox; of a relay that does not know, nothing. */
   const also = <T>(path: string, shape: Shape): Chain<T[]> =>
     call<T[]>(
@@ -265,16 +268,20 @@ function waitForMail({
       method: "GET",
       path: `${pathOf(at.address)}/messages/wait`,
       inbox: at,
-      qs: waitQuery(wanted, part),
+      qs: waitQuery(rest, part),
       longPoll: part,
       shape: MESSAGE_OR_NONE,
       deadline,
     }).then((found) => {
-      if (found) {
+      if (found && !fits(wanted, found) && Date.now() < deadline + LOOKS_THROUGH) {
+        rest = { ...rest, after: found.id };
+        return next();
+      }
+      if (found && fits(wanted, found)) {
         return cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET);
       }
       const now = Date.now();
-      if (now < deadline) return cy.wait(rest(now - began, deadline - began), QUIET).then(next);
+      if (now < deadline) return cy.wait(restFor(now - began, deadline - began), QUIET).then(next);
       return late(LOOKS);
     });
   };

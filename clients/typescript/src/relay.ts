@@ -46,6 +46,7 @@ import {
 import type { components } from "./schema.js";
 import { quoted } from "./text.js";
 import {
+  LOOKS_THROUGH,
   OTHERS,
   PART,
   TIMEOUT,
@@ -55,6 +56,7 @@ import {
   waitQuery,
   lineOf,
   concerning,
+  fits,
   inVain,
   inWords,
   newMailbox,
@@ -396,12 +398,13 @@ export class Inbox implements AsyncDisposable {
     if (this.#closed) {
       throw new RelayError(`the inbox was closed before ${inWords(wanted)} was waited for`);
     }
+    let rest: Wanted = wanted; // of what comes; what does not fit is behind it
     const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
-      const request = this.#request("GET", "/messages/wait", waitQuery(wanted, left));
+      const request = this.#request("GET", "/messages/wait", waitQuery(rest, left));
       return { ...request, longPoll: left, most: MESSAGE_BYTES };
     };
-    const rest = rests();
+    const restFor = rests();
     for (;;) {
       const began = performance.now();
       const found = await this.#exchange
@@ -420,8 +423,13 @@ export class Inbox implements AsyncDisposable {
           return null;
         });
       const now = performance.now();
-      if (found !== null || now >= deadline) return found;
-      const pause = rest(now - began, deadline - began);
+      if (found !== null && fits(wanted, found)) return found;
+      if (found !== null && now < deadline + LOOKS_THROUGH) {
+        rest = { ...rest, after: found.id };
+        continue;
+      }
+      if (now >= deadline) return null;
+      const pause = restFor(now - began, deadline - began);
       await paused(this.#awaitsCapture ? Math.min(pause, LOOK_CAPTURED) : pause);
     }
   }

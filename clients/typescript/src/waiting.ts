@@ -28,15 +28,18 @@ const SLIP = 3; // characters of an address that may differ
 /** What an error says to who may not know of captured mail, where nothing else came. */
 const UNTOLD = " (captured mail: only with the administrator's token)";
 
+/** For how many milliseconds after its time a wait still looks through what has come. */
+export const LOOKS_THROUGH = 1_000;
+
 /** How many lines of other mail an error has. */
 export const OTHERS = 20;
 
 /** Which message is meant; any, where nothing is said. */
 export interface Wanted {
-  /** A part of its subject, in any case. */
-  subject?: string | undefined;
-  /** A part of the From header's address, in any case. */
-  sender?: string | undefined;
+  /** A part of its subject, in any case; or a regular expression, which is searched for in it. */
+  subject?: string | RegExp | undefined;
+  /** The same of the From header's address. */
+  sender?: string | RegExp | undefined;
   /** A message, or its id: only what came later. */
   after?: MessageData | string | undefined;
 }
@@ -46,7 +49,11 @@ export interface WaitOptions extends Wanted {
   timeout?: number | undefined;
 }
 
-/** What `…/messages/wait` is asked for.  Another name is refused: any mail would do. */
+/**
+ * What `…/messages/wait` is asked for.  The relay knows no regular expressions: for one it is asked for
+ * whatever comes, one message after the other, and each is looked at here (`fits`).  Another name is
+ * refused: any mail would do.
+ */
 export function waitQuery(wanted: WaitOptions, part: number): Record<string, string | number> {
   const { subject, sender, after, timeout: _, ...others } = wanted;
   const [other] = Object.keys(others);
@@ -54,13 +61,30 @@ export function waitQuery(wanted: WaitOptions, part: number): Record<string, str
     const given = typeof wanted === "object" ? `not ${quoted(other ?? "")}` : "by their names";
     throw new RelayError(`mail is waited for by subject, sender and after, ${given}`);
   }
+  for (const [name, match] of Object.entries({ subject, sender })) {
+    if (match === undefined || typeof match === "string" || isPattern(match)) continue;
+    const given = quoted(String(match));
+    throw new RelayError(`a ${name} is waited for by a part of it or a regular expression, not ${given}`);
+  }
   return {
     empty: "null",
-    ...(subject !== undefined && { subject }),
-    ...(sender !== undefined && { from: sender }),
+    ...(typeof subject === "string" && { subject }),
+    ...(typeof sender === "string" && { from: sender }),
     ...(after !== undefined && { after: idOf(after) }),
     timeout: Math.round(part) / 1000,
   };
+}
+
+/** Whether a message that the relay gave is one that is wanted. */
+export function fits({ subject, sender }: Wanted, found: MessageJson): boolean {
+  const has = (match: string | RegExp | undefined, text: string | null) =>
+    !isPattern(match) || (text ?? "").search(match) >= 0;
+  return has(subject, found.subject) && has(sender, found.from_address);
+}
+
+/** Also one of another realm, as runners of tests make them. */
+function isPattern(match: unknown): match is RegExp {
+  return Object.prototype.toString.call(match) === "[object RegExp]";
 }
 
 /**
@@ -90,12 +114,16 @@ export function waitable(milliseconds: number): number {
 /** Say in words what is waited for: a message, or `count` of them. */
 export function inWords({ subject, sender, after }: Wanted, count?: number): string {
   const words = [
-    ...(sender === undefined ? [] : [` from ${quoted(sender)}`]),
-    ...(subject === undefined ? [] : [` with ${quoted(subject)} in the subject`]),
+    ...(sender === undefined ? [] : [` from ${shown(sender)}`]),
+    ...(subject === undefined ? [] : [` with ${shown(subject)} in the subject`]),
   ];
   const one = words.length > 0 ? "mail" : "any mail";
   const what = count === undefined ? one : `${count} message${count === 1 ? "" : "s"}`;
   return [what, ...words, after === undefined ? "" : ` after ${idOf(after)}`].join("");
+}
+
+function shown(match: string | RegExp): string {
+  return isPattern(match) ? `/${inALine(match.source, NAME)}/` : quoted(String(match));
 }
 
 /** A message in one line. */

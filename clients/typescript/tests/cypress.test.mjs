@@ -192,6 +192,23 @@ test("a wait in vain says what came; it waits at the inbox that is named", async
   assert.ok(minutes > 50 && minutes <= 60.1, `it would live for ${minutes} min if the run were killed`);
 });
 
+test("a regular expression is waited for, by a call for each message", async () => {
+  let subject = "";
+  await asATest(() => {
+    cy.relayInbox().then((/** @type {any} */ inbox) => {
+      for (const one of ["Welcome", "Order 7"]) {
+        const mail = { from: "a@shop.example", to: inbox.address, subject: one, text: "x" };
+        cy.wrap(null).then(() => relay.send(mail).then(([sent]) => sent?.wait("sent")));
+      }
+      cy.waitForMail({ subject: /Order \d/ }).then((/** @type {any} */ message) => {
+        ({ subject } = message);
+      });
+    });
+  });
+  assert.equal(subject, "Order 7");
+  assert.equal(requests.filter((one) => one.includes("/wait")).length, 2);
+});
+
 test("a wait in vain says who was refused since the inbox was made", async () => {
   let refusal = "";
   await assert.rejects(

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
+import { runInNewContext } from "node:vm";
 import {
   NoSuchLink,
   NotDelivered,
@@ -236,6 +237,49 @@ test("a long wait is asked for in parts: mail that comes between two of them end
     /^WaitTimeout: waited 2 s for mail with 'Other' in the subject; 1 other came:\n.*'Reset'$/,
   );
   assert.ok(4 < parts.length && parts.length < 20);
+  await inbox.close();
+});
+
+test("a regular expression is waited for, by a call for each message that comes", async () => {
+  const waits = /** @type {(string | null)[]} */ ([]);
+  const counted = new Relay({
+    fetch: async (input, init) => {
+      const { pathname, searchParams } = new URL(String(input));
+      if (pathname.endsWith("/wait")) waits.push(searchParams.get("subject"));
+      return fetch(input, init);
+    },
+  });
+  const inbox = await counted.inbox({ ttl: 10 });
+  for (const subject of ["Welcome", "Order"]) await deliver(inbox.address, { subject });
+  await inbox.waitMany(2);
+  await assert.rejects(
+    inbox.wait({ subject: /Order \d+/, timeout: 0 }),
+    /^WaitTimeout: waited 0 s for mail with \/Order \\d\+\/ in the subject; 2 others came:\n/,
+  );
+  await inbox.waitNone(0, { subject: /Order \d+/g });
+  waits.length = 0;
+  const later = (async () => {
+    for (const subject of ["Order 1", "Order 2"]) {
+      await new Promise((done) => setTimeout(done, 300));
+      await deliver(inbox.address, { subject });
+    }
+  })();
+  const orders = await inbox.waitMany(2, { subject: /Order \d+/g });
+  await later;
+  assert.deepEqual(orders.map(({ subject }) => subject), ["Order 1", "Order 2"]);
+  assert.ok(waits.length <= 5, "one each, and those that find nobody parsed yet");
+  waits.length = 0;
+  assert.equal((await inbox.wait({ subject: "ORDER", sender: /^a@shop/ })).subject, "Order");
+  assert.deepEqual(waits, ["ORDER"]);
+  await assert.rejects(
+    inbox.wait({ subject: "Order", sender: runInNewContext("/^bob@/"), timeout: 100 }),
+    / mail from \/\^bob@\/ with 'Order' in the subject; 4 others came:/,
+  );
+  await assert.rejects(inbox.waitNone(1_000, { subject: /Order \d/ }), /'Order 1'$/);
+  for (const subject of [5, null, ["Order"]]) {
+    const careless = /** @type {any} */ ({ subject });
+    await assert.rejects(inbox.wait(careless), /^RelayError: a subject is waited for by a part of it/);
+  }
   await inbox.close();
 });
 

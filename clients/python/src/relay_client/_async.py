@@ -27,6 +27,7 @@ from relay_client._records import (
     parsed_info,
 )
 from relay_client._text import visible
+from relay_client._wanted import Match, Wanted
 
 T = TypeVar("T")
 
@@ -208,24 +209,19 @@ class AsyncInbox:
 
     async def wait(
         self,
-        subject: str | None = None,
-        sender: str | None = None,
+        subject: Match = None,
+        sender: Match = None,
         after: AsyncMessage | str | None = None,
         timeout: float = 10.0,
     ) -> AsyncMessage:
         """Return the oldest message that matches, as soon as there is one; `WaitTimeout` if not.
 
-        `subject` and `sender` are parts of the subject and the From address, in any case; `after`
-        a message: only what came later.  `timeout` in seconds.
+        `subject` and `sender` are parts of the subject and the From address, in any case, or
+        patterns that are searched for in them; `after` a message: only what came later.  `timeout`
+        in seconds.
         """
         found = await self._do(
-            _flows.wait(
-                self._handle,
-                subject=subject,
-                sender=sender,
-                after=id_of(after),
-                timeout=timeout,
-            )
+            _flows.wait(self._handle, Wanted(subject, sender, id_of(after)), timeout)
         )
         return AsyncMessage(self, found)
 
@@ -233,36 +229,27 @@ class AsyncInbox:
         self,
         seconds: float = 1.0,
         *,
-        subject: str | None = None,
-        sender: str | None = None,
+        subject: Match = None,
+        sender: Match = None,
         after: AsyncMessage | str | None = None,
     ) -> None:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
         await self._do(
-            _flows.wait_none(
-                self._handle, seconds, subject=subject, sender=sender, after=id_of(after)
-            )
+            _flows.wait_none(self._handle, Wanted(subject, sender, id_of(after)), seconds)
         )
 
     async def wait_many(
         self,
         count: int,
         *,
-        subject: str | None = None,
-        sender: str | None = None,
+        subject: Match = None,
+        sender: Match = None,
         after: AsyncMessage | str | None = None,
         timeout: float = 10.0,
     ) -> list[AsyncMessage]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = await self._do(
-            _flows.wait_many(
-                self._handle,
-                count,
-                subject=subject,
-                sender=sender,
-                after=id_of(after),
-                timeout=timeout,
-            )
+            _flows.wait_many(self._handle, Wanted(subject, sender, id_of(after)), count, timeout)
         )
         return [AsyncMessage(self, one) for one in found]
 

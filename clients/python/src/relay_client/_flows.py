@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import datetime
 from numbers import Real
 from pathlib import Path
@@ -36,6 +37,7 @@ from relay_client._exchange import (
 )
 from relay_client._records import JSON, OutboundEntry, State, parsed_time
 from relay_client._text import NAME, in_a_line, quoted
+from relay_client._wanted import Wanted
 from relay_client.errors import (
     NotDelivered,
     Refused,
@@ -62,6 +64,7 @@ CLOSES_WITHIN = 2.0
 _PART = 20.0  # s
 _OTHERS = 20  # lines of other mail in a failure
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two parts that end at once
+_LOOKS_THROUGH = 1.0  # s for which what has come is still held against a pattern, after the time
 _LOOK_CAPTURED = 0.25  # s between two looks for a mailbox that its first mail makes
 _LISTS_WITHIN = 2.0  # s until they are there, or left out
 _PAGE = 200
@@ -155,79 +158,46 @@ def remove_inbox(handle: InboxHandle, *, strict: bool) -> Flow[None]:
         yield from call(handle.delete(), time.monotonic() + CLOSES_WITHIN)
 
 
-def wait(
-    handle: InboxHandle,
-    *,
-    subject: str | None,
-    sender: str | None,
-    after: str | None,
-    timeout: float,
-) -> Flow[JSON]:
+def wait(handle: InboxHandle, wanted: Wanted, timeout: float) -> Flow[JSON]:
     """Wait for the oldest message that matches; `WaitTimeout` if none comes."""
-    found = yield from _next(handle, subject, sender, after, timeout)
+    found = yield from _next(handle, wanted, _deadline(timeout))
     if found is None:
-        raise (yield from _in_vain(handle, wanted(subject, sender, after), timeout))
+        raise (yield from _in_vain(handle, wanted.in_words(), timeout))
     return found
 
 
-def wait_none(
-    handle: InboxHandle,
-    seconds: float,
-    *,
-    subject: str | None,
-    sender: str | None,
-    after: str | None,
-) -> Flow[None]:
+def wait_none(handle: InboxHandle, wanted: Wanted, seconds: float) -> Flow[None]:
     """See that nothing comes that matches; `UnexpectedMail` as soon as something does."""
-    found = yield from _next(handle, subject, sender, after, seconds)
+    found = yield from _next(handle, wanted, _deadline(seconds))
     if found is not None:
         raise UnexpectedMail(f"mail came where none was to come:\n  {_line(found)}")
 
 
-def wait_many(
-    handle: InboxHandle,
-    count: int,
-    *,
-    subject: str | None,
-    sender: str | None,
-    after: str | None,
-    timeout: float,
-) -> Flow[list[JSON]]:
+def wait_many(handle: InboxHandle, wanted: Wanted, count: int, timeout: float) -> Flow[list[JSON]]:
     """Wait for so many that match, the oldest first; `WaitTimeout` if too few come."""
     if not _is_finite(count) or count < 0 or count % 1:
         raise RelayError(f"so many messages cannot be waited for: {count!r}")
     deadline = _deadline(timeout)
     found: list[JSON] = []
     while len(found) < count:
-        left = max(0.0, deadline - time.monotonic())
-        last = found[-1]["id"] if found else after
-        one = yield from _next(handle, subject, sender, last, left)
+        rest = replace(wanted, after=found[-1]["id"]) if found else wanted
+        one = yield from _next(handle, rest, deadline)
         if one is None:
-            what = wanted(subject, sender, after, count)
-            raise (yield from _in_vain(handle, what, timeout, [one["id"] for one in found]))
+            ids = [one["id"] for one in found]
+            raise (yield from _in_vain(handle, wanted.in_words(count), timeout, ids))
         found.append(one)
     return found
 
 
-def _next(
-    handle: InboxHandle,
-    subject: str | None,
-    sender: str | None,
-    after: str | None,
-    timeout: float,
-) -> Flow[JSON | None]:
-    deadline = _deadline(timeout)
+def _next(handle: InboxHandle, wanted: Wanted, deadline: float) -> Flow[JSON | None]:
+    """Wait for one; what has come by the deadline is looked through a moment longer."""
     if handle.closed:
-        what = wanted(subject, sender, after)
-        raise RelayError(f"the inbox was closed before {what} was waited for")
-    params: dict[str, str | float] = {"empty": "null"}
-    for name, value in (("subject", subject), ("from", sender), ("after", after)):
-        if value is not None:
-            params[name] = value
+        raise RelayError(f"the inbox was closed before {wanted.in_words()} was waited for")
+    rest = wanted  # of what comes; what does not fit is behind it
 
     def part() -> ApiRequest:
         left = min(_PART, max(0.0, deadline - time.monotonic()))
-        query = {**params, "timeout": round(left, 3)}
+        query: dict[str, str | float] = {"empty": "null", **rest.query, "timeout": round(left, 3)}
         return handle.get("/messages/wait", query, long_poll=left, most=MESSAGE_BYTES)
 
     pause = _FIRST_PAUSE
@@ -240,13 +210,18 @@ def _next(
         except RelayError as error:
             # As another thread or task does that has given the test up.
             if handle.closed:
-                what = wanted(subject, sender, after)
+                what = wanted.in_words()
                 raise RelayError(f"the inbox was closed while {what} was waited for") from error
             yield from _expect(handle, error, max(deadline, time.monotonic() + 1.0))
             found = None
         now = time.monotonic()
-        if found is not None or now >= deadline:
+        if found is not None and wanted.fits(found):
             return found
+        if found is not None and now < deadline + _LOOKS_THROUGH:
+            rest = replace(rest, after=found["id"])
+            continue
+        if now >= deadline:
+            return None
         if now - began < min(_PART, deadline - began) / 2:
             # No relay ends a part so early, or not often: nobody is asked without a rest.
             yield Pause(min(pause, deadline - now))
@@ -288,18 +263,6 @@ def _deadline(seconds: float) -> float:
 
 def _is_finite(number: object) -> bool:
     return isinstance(number, Real) and math.isfinite(number)
-
-
-def wanted(
-    subject: str | None, sender: str | None, after: str | None, count: int | None = None
-) -> str:
-    """Say in words what is waited for: a message, or `count` of them."""
-    words = [] if sender is None else [f" from {quoted(sender)}"]
-    words += [] if subject is None else [f" with {quoted(subject)} in the subject"]
-    one = "mail" if words else "any mail"
-    many = f"{count} message{'' if count == 1 else 's'}"
-    words += [] if after is None else [f" after {after}"]
-    return "".join([one if count is None else many, *words])
 
 
 def _in_vain(

@@ -25,6 +25,7 @@ from relay_client._records import (
     parsed_info,
 )
 from relay_client._text import visible
+from relay_client._wanted import Match, Wanted
 
 T = TypeVar("T")
 
@@ -159,61 +160,43 @@ class Inbox:
 
     def wait(
         self,
-        subject: str | None = None,
-        sender: str | None = None,
+        subject: Match = None,
+        sender: Match = None,
         after: Message | str | None = None,
         timeout: float = 10.0,
     ) -> Message:
         """Return the oldest message that matches, as soon as there is one; `WaitTimeout` if not.
 
-        `subject` and `sender` are parts of the subject and the From address, in any case; `after`
-        a message: only what came later.  `timeout` in seconds.
+        `subject` and `sender` are parts of the subject and the From address, in any case, or
+        patterns that are searched for in them; `after` a message: only what came later.  `timeout`
+        in seconds.
         """
-        found = self._do(
-            _flows.wait(
-                self._handle,
-                subject=subject,
-                sender=sender,
-                after=id_of(after),
-                timeout=timeout,
-            )
-        )
+        found = self._do(_flows.wait(self._handle, Wanted(subject, sender, id_of(after)), timeout))
         return Message(self, found)
 
     def wait_none(
         self,
         seconds: float = 1.0,
         *,
-        subject: str | None = None,
-        sender: str | None = None,
+        subject: Match = None,
+        sender: Match = None,
         after: Message | str | None = None,
     ) -> None:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
-        self._do(
-            _flows.wait_none(
-                self._handle, seconds, subject=subject, sender=sender, after=id_of(after)
-            )
-        )
+        self._do(_flows.wait_none(self._handle, Wanted(subject, sender, id_of(after)), seconds))
 
     def wait_many(
         self,
         count: int,
         *,
-        subject: str | None = None,
-        sender: str | None = None,
+        subject: Match = None,
+        sender: Match = None,
         after: Message | str | None = None,
         timeout: float = 10.0,
     ) -> list[Message]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = self._do(
-            _flows.wait_many(
-                self._handle,
-                count,
-                subject=subject,
-                sender=sender,
-                after=id_of(after),
-                timeout=timeout,
-            )
+            _flows.wait_many(self._handle, Wanted(subject, sender, id_of(after)), count, timeout)
         )
         return [Message(self, one) for one in found]
 
