@@ -72,6 +72,7 @@ export class WaitTimeout extends RelayError {
    * business that is; the newest first.
    * @param captured A line for each recipient at another domain for whom mail was captured since
    * then, of this inbox's sender or by its name; none but for the administrator's token.
+   * @param hint What to look at next, in sentences of this client's own; empty where nothing is known.
    */
   constructor(
     readonly wanted: string,
@@ -80,6 +81,7 @@ export class WaitTimeout extends RelayError {
     readonly others: readonly string[] = [],
     readonly refused: readonly string[] = [],
     readonly captured: readonly string[] = [],
+    readonly hint = "",
   ) {
     const listed = inLines(others);
     let said = instead + (listed && `:${listed}`);
@@ -93,8 +95,8 @@ export class WaitTimeout extends RelayError {
     ]) {
       if (astray) said += (said.includes("\n") ? "\n" : "; ") + astray;
     }
-    super(`waited ${inSeconds(timeout)} s for ${wanted}; ${said}`);
-    hide(this, "wanted", "instead", "others", "refused", "captured");
+    super(`waited ${inSeconds(timeout)} s for ${wanted}; ${said}${hint && `\n${hint}`}`);
+    hide(this, "wanted", "instead", "others", "refused", "captured", "hint");
   }
 }
 

@@ -26,7 +26,10 @@ export const FIXTURE_TTL = 60;
 const SLIP = 3; // characters of an address that may differ
 
 /** What an error says to who may not know of captured mail, where nothing else came. */
-const UNTOLD = " (captured mail: only with the administrator's token)";
+const UNTOLD =
+  "If the application mailed another address, that is not shown to an API key. Look for it on the " +
+  "relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token in " +
+  "run/relay.json of the relay's data directory.";
 
 /** For how many milliseconds after its time a wait still looks through what has come. */
 export const LOOKS_THROUGH = 1_000;
@@ -151,8 +154,7 @@ export function inVain(
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
-  const where = untold && refused.length + captured.length === 0 ? UNTOLD : "";
-  const none = found.length > 0 ? `${found.length} came, and nothing else` : `nothing came${where}`;
+  const none = found.length > 0 ? `${found.length} came, and nothing else` : "nothing came";
   const some = count > OTHERS ? "others" : `${count} other${count > 1 ? "s" : ""}`;
   const newest = count > OTHERS ? `, the newest ${OTHERS}` : "";
   const beside = found.length > 0 ? `${found.length} came, and ${some}` : `${some} came`;
@@ -161,7 +163,8 @@ export function inVain(
   const astray = captured.map(({ address, count: so }) =>
     so === 1 ? address : `${address} (${so} messages)`,
   );
-  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray);
+  const hint = untold && refused.length + captured.length + found.length === 0 ? UNTOLD : "";
+  return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray, hint);
 }
 
 /** Whether entries of a list have all that they ever will; what has just come has no subject yet. */

@@ -326,10 +326,10 @@ test(
   }),
 );
 
-for (const { others, refused, captured, text } of cases.timeouts) {
+for (const { others, refused, captured, hint, text } of cases.timeouts) {
   test(`both clients say of a wait in vain: ${text.split("\n")[0]}`, () => {
     const instead = others.length > 0 ? "1 other came" : "nothing came";
-    const error = new WaitTimeout("'Reset'", 2_000, instead, others, refused, captured);
+    const error = new WaitTimeout("'Reset'", 2_000, instead, others, refused, captured, hint);
     assert.equal(error.message, text);
   });
 }
@@ -416,7 +416,10 @@ test("a wait in vain says that a key is not told what was captured", async () =>
   const inbox = await (await byKey()).inbox();
   await assert.rejects(inbox.wait({ timeout: 100 }), {
     message:
-      "waited 0.1 s for any mail; nothing came (captured mail: only with the administrator's token)",
+      "waited 0.1 s for any mail; nothing came\n" +
+      "If the application mailed another address, that is not shown to an API key. Look for it on the " +
+      "relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token in " +
+      "run/relay.json of the relay's data directory.",
   });
   await inbox.close();
 });

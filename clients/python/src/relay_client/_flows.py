@@ -7,6 +7,7 @@ a proxy in between ends a connection on which nothing moves.
 from __future__ import annotations
 
 import base64
+import inspect
 import math
 import mimetypes
 import os
@@ -62,6 +63,16 @@ CLOSES_WITHIN = 2.0
 """Seconds within which an inbox is ended, or left to its time."""
 
 _PART = 20.0  # s
+# What is said to who may not know of captured mail, where nothing else came.
+_UNTOLD = (
+    "If the application mailed another address, that is not shown to an API key. Look for it on the"
+    " relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token in"
+    " run/relay.json of the relay's data directory."
+)
+_HELD_UP = (
+    "This wait held up the event loop that it was called in: an application in the same loop could"
+    " send nothing meanwhile. Await that of an AsyncRelay's inbox (in pytest: async_inbox)."
+)
 _OTHERS = 20  # lines of other mail in a failure
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two parts that end at once
 _LOOKS_THROUGH = 1.0  # s for which what has come is still held against a pattern, after the time
@@ -101,6 +112,8 @@ class InboxHandle:
         self.by_key = False
         """Whether a key opens it: what is captured is the administrator's, and not told."""
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
+        self.blocks = False
+        """Whether its calls hold up their thread."""
         self.closed = False
         self.awaits_capture: bool | None = None
         """Whether the first mail to it makes it; None where nobody has asked yet."""
@@ -281,9 +294,25 @@ def _in_vain(
     refused = yield from _refused(handle, deadline)
     captured = yield from _captured(handle, deadline)
     instead = _instead(len(others), len(found))
+    hints = [_HELD_UP] if handle.blocks and _is_in_a_coroutine() else []
     if not (others or found or refused or captured) and (yield from _is_untold(handle, deadline)):
-        instead += " (captured mail: only with the administrator's token)"
-    return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused, captured)
+        hints.append(_UNTOLD)
+    hint = "\n".join(hints)
+    return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused, captured, hint)
+
+
+def _is_in_a_coroutine() -> bool:
+    """Whether one is waiting for what is being called: of any event loop.
+
+    That one runs in the thread is not enough: Playwright for Python runs its own beside a test that
+    is none.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]]:

@@ -73,8 +73,9 @@ class WaitTimeout(RelayError, TimeoutError):
         others: Sequence[str] = (),
         refused: Sequence[str] = (),
         captured: Sequence[str] = (),
+        hint: str = "",
     ) -> None:
-        super().__init__(wanted, timeout, instead, others, refused, captured)
+        super().__init__(wanted, timeout, instead, others, refused, captured, hint)
         self.wanted = wanted
         self.timeout = timeout
         self.instead = instead
@@ -87,6 +88,8 @@ class WaitTimeout(RelayError, TimeoutError):
         self.captured = tuple(captured)
         """A line for each recipient at another domain for whom mail was captured since then, of
         this inbox's sender or by its name; none but for the administrator's token."""
+        self.hint = hint
+        """What to look at next, in sentences of this client's own; empty where nothing is known."""
 
     def _said(self) -> str:
         listed = "".join(f"\n  {other}" for other in self.others)
@@ -101,7 +104,8 @@ class WaitTimeout(RelayError, TimeoutError):
         ):
             if recipients:
                 said += ("\n" if "\n" in said else "; ") + _astray(recipients, one, many)
-        return f"waited {self.timeout:g} s for {self.wanted}; {said}"
+        said = f"waited {self.timeout:g} s for {self.wanted}; {said}"
+        return f"{said}\n{self.hint}" if self.hint else said
 
 
 _RECIPIENTS = 5  # lines of recipients in a text
