@@ -1,4 +1,5 @@
-"""Answers in the manner of other programs: plain texts, and refusals that are no documents."""
+"""Answers in the manner of other programs: plain texts, and refusals that are no documents; and the
+404 at a path of theirs, which says where their calls are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The text of a message as it came: its header fields undecoded, and its parts by their boundaries.
 
-Pure.  What MailHog shows of mail is its text and nothing that was made of it, so nothing is decoded
-here, and nobody is harmed by what is inside: every part is found by looking for its boundary.
+Pure.  What MailHog shows of mail is its text and nothing that was made of it, and so is what
+Mailpit shows of the header fields alone (`…/headers`).  So nothing is decoded here, and nobody is
+harmed by what is inside: every part is found by looking for its boundary.
 
 Promises: at most `MOST_PARTS` parts and `DEEPEST` levels; what is beyond is not looked for.
 """
