@@ -22,7 +22,9 @@ from tests.mailboxes.steps import Matcher
 # These look at what stands around a candidate, at most 160 characters, never at a whole text.
 WINDOWED = {"_OTHER_NUMBER", "_ANNOUNCED", "_ZONE", "_ZONE_RIGHT", "_OTHER_UNIT", "_YEAR"}
 # These are tried at one place of a line or a header, not at each.
-AT_ONE_PLACE = {summary._HEADER, summary._PARAMETER, summary._TYPE, extract._COPULA}
+AT_ONE_PLACE = {
+    *(summary._HEADER, summary._PARAMETER, summary._TYPE, extract._COPULA, addresses._INSIDE),
+}
 PATTERNS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": pattern
     for module in (extract, summary, addresses)

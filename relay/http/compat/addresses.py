@@ -17,8 +17,10 @@ _LONGEST = 32 * 1024  # characters of it that are looked at
 # It fits wherever it is tried, so nothing is tried twice: whoever wrote the field may have made it
 # long.  A quote that nobody closes reaches to the end.
 _FOUND = re.compile(r'(?P<name>(?:"(?:[^"\\]|\\.?)*"?|[^<>"])*)(?:<(?P<address>[^<>]*)>|[<>]|\Z)')
+# Of a name from its first quote on; tried there alone, where `_FOUND` has found the closing one.
+_INSIDE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _WORD = re.compile(r"[^\s,;:<>\"()]+")
-_QUOTED = re.compile(r"\\(.)")
+_QUOTED = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Address(NamedTuple):
@@ -80,7 +82,8 @@ def _bare(text: str) -> Iterator[re.Match[str]]:
 def _plain(name: str) -> str:
     """A display name without its quotes, and without the group before it (`Team: Ada`)."""
     name = name.strip().lstrip(",; ")
-    if '"' not in name:
+    quote = name.find('"')
+    if quote < 0:
         return name.rpartition(":")[2].strip()
-    inside = re.search(r'"((?:[^"\\]|\\.)*)"', name)
+    inside = _INSIDE.match(name, quote)
     return _QUOTED.sub(r"\1", inside[1] if inside else name.replace('"', "")).strip()
