@@ -32,7 +32,9 @@ from relay.http.allowed_hosts import AllowedHosts
 from relay.http.auth import Admission, Admitted, Authorisation
 from relay.http.bodies import Connection, Request, Uploads
 from relay.http.callers import address_of, owner_of
-from relay.http.compat import answers, mailhog, mailpit
+from relay.http.compat import answers
+from relay.http.compat.mailhog import calls as mailhog
+from relay.http.compat.mailpit import calls as mailpit
 from relay.http.deps import Deps
 from relay.http.operations import (
     Call,

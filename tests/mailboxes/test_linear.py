@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from relay.http.compat import addresses
+from relay.http.compat.mailpit import addresses
 from relay.mailboxes import charsets, extract, summary
 from relay.mailboxes.extract import find_code, find_links
 from relay.mailboxes.summary import summarise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from relay.http.compat.addresses import Address, addresses
+from relay.http.compat.mailpit.addresses import Address, addresses
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from relay.http.compat.addresses import Address, addresses, bcc_of
+from relay.http.compat.mailpit.addresses import Address, addresses, bcc_of
 from relay.mailboxes.mails import Found, Mail
 from relay.mailboxes.records import ReceivedMessage
 from relay.times import rfc3339

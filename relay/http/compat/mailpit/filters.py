@@ -24,7 +24,7 @@ from typing import cast
 from zoneinfo import ZoneInfo
 
 from relay.errors import Invalid
-from relay.http.compat.addresses import bcc_of
+from relay.http.compat.mailpit.addresses import bcc_of
 from relay.mailboxes.mails import Criteria, Mail
 from relay.mailboxes.query import LONGEST, MOST_TERMS, Field, Term
 from relay.times import parse_instant

@@ -22,15 +22,9 @@ from functools import partial
 from quart import Response
 
 from relay.http.compat.answers import bad
-from relay.http.compat.mailhog_json import message
-from relay.http.compat.shared import (
-    MOST_ROWS,
-    NO_EVENTS,
-    CallersMail,
-    Window,
-    compat,
-    not_there,
-)
+from relay.http.compat.callers_mail import CallersMail
+from relay.http.compat.declarations import MOST_ROWS, NO_EVENTS, Window, compat, not_there
+from relay.http.compat.mailhog.shapes import message
 from relay.http.json_pieces import json_pieces
 from relay.http.operations import Call, json_bytes
 from relay.http.problems import from_status

@@ -1,4 +1,4 @@
-"""What the calls of all that are stood in for have in common: whose mail, and how much at once.
+"""All mail of whoever calls, mail by mail, for the calls of other programs.
 
 Promises
   * A caller sees what `GET /api/v1/messages` shows them, mail by mail (`relay.mailboxes.mails`).
@@ -10,20 +10,17 @@ Promises
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.compat.answers import bad
 from relay.http.downloads import Downloads, disposition, once
 from relay.http.fair_limiter import Crowded, FairLimiter
-from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
+from relay.http.operations import Call
 from relay.http.problems import Problem, from_status, unavailable
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
@@ -34,74 +31,8 @@ from relay.mailboxes.mails import Criteria, Found, Mail
 
 T = TypeVar("T")
 
-MOST_ROWS = 250
-"""Mails that one answer lists."""
-_FURTHEST = 10_000  # places that a list may begin at
 _LOADED = 256 * 1024  # bytes of a message that are loaded at once
 _LOADS, _LOADS_OF_ONE = 4, 2
-
-NO_SUCH_MESSAGE = "message not found"
-NO_EVENTS = "There are no such events here: see GET /api/v1/messages/events of the relay's own API."
-
-
-class Window(Query):
-    """The part of a list that is asked for; what is no number counts as left out."""
-
-    start: str = ""
-    limit: str = ""
-
-    @property
-    def at(self) -> int:
-        """The place of the first."""
-        return min(_number(self.start, 0), _FURTHEST)
-
-    @property
-    def rows(self) -> int:
-        """How many there may be; none, rather than others, where nobody looks."""
-        if _number(self.start, 0) > _FURTHEST:
-            return 0
-        return min(_number(self.limit, 50), MOST_ROWS)
-
-
-def compat(
-    name: str,
-    scope: str,
-    *,
-    query: type[Query] | None = None,
-    body: bool = False,
-    stores: bool = False,
-    access: Access = Access.SCOPE,
-) -> Operation:
-    """Return the declaration of a call that stands in for another program's."""
-    return Operation(
-        name,
-        name,
-        "all-messages",
-        access,
-        (Answer(200, "as that program answers"),),
-        scope=scope,
-        query=query,
-        raw_body="application/json" if body else None,
-        max_body=512 * 1024,
-        stores=stores,
-        compat=True,
-    )
-
-
-def not_there(
-    api: Api,
-    method: str,
-    rule: str,
-    name: str,
-    scope: str,
-    said: str,
-    query: type[Query] | None = None,
-) -> None:
-    """Declare a call that this relay does not answer as a 400 that says so."""
-
-    @api.add(method, rule, compat(name, scope, query=query))
-    async def refused(call: Call, **parts: str) -> Response:
-        raise bad(said)
 
 
 class CallersMail:
@@ -251,39 +182,6 @@ class CallersMail:
         )
 
 
-async def members_of(operation: Operation) -> dict[str, Any]:
-    """The members of the current call's JSON, by their names in small letters; none without a body.
-
-    What cannot be read is a 400, and never a call without values: that would mean everything.
-    """
-    raw = await read_body(operation)
-    try:
-        given = json.loads(raw) if raw.strip() else {}
-    except (ValueError, RecursionError):
-        raise bad("The body is not valid JSON.") from None
-    if given is not None and not isinstance(given, dict):
-        raise bad("The body must be a JSON object.")
-    return {name.lower(): value for name, value in (given or {}).items()}
-
-
-def texts_of(members: Mapping[str, Any], name: str) -> list[str]:
-    """A list of texts among them; nothing where it is null or left out."""
-    given = members.get(name.lower())
-    if given is None:
-        return []
-    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-        raise bad(f"{name}: a list of texts is wanted.")
-    return list(given)
-
-
 def no_such_message() -> Problem:
     """Return the 404 of a message that is not within reach."""
-    return Problem(404, "message-not-found", NO_SUCH_MESSAGE)
-
-
-def _number(text: str, default: int) -> int:
-    try:
-        number = float(text)
-    except ValueError:
-        return default
-    return int(number) if math.isfinite(number) and number > 0 else default
+    return Problem(404, "message-not-found", "message not found")

@@ -1,4 +1,4 @@
-"""Mailpit's search syntax, read."""
+"""Mailpit's search filters, read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from relay.errors import Invalid
-from relay.http.compat.mailpit_query import parse
+from relay.http.compat.mailpit.filters import parse
 from relay.mailboxes.query import LONGEST, Term
 
 

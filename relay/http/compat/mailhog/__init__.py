@@ -1,0 +1,1 @@
+"""MailHog's API (`calls`), and its JSON."""

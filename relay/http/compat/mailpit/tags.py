@@ -1,0 +1,62 @@
+"""Mailpit's calls on tags: which there are, and what has them."""
+
+from __future__ import annotations
+
+import re
+
+from quart import Response
+
+from relay.db.text import storable
+from relay.http.compat.answers import bad, text
+from relay.http.compat.bodies import members_of, texts_of
+from relay.http.compat.callers_mail import CallersMail
+from relay.http.compat.declarations import compat
+from relay.http.compat.mailpit.shared import API, OK
+from relay.http.operations import Call, json_response
+from relay.http.resources.all_messages import reach_of
+from relay.mailboxes.changes import Change
+from relay.mailboxes.query import Term
+
+
+def register(callers: CallersMail) -> None:
+    """Declare the calls."""
+    api, deps, mails = callers.api, callers.deps, callers.mails
+
+    @api.add("GET", f"{API}/tags", compat("mailpitTags", "read"))
+    async def tags(call: Call) -> Response:
+        await callers.caught_up(call)
+        return json_response(await deps.all_messages.tags(reach_of(call)))
+
+    tagging = compat("mailpitTag", "read", body=True)
+
+    @api.add("PUT", f"{API}/tags", tagging)
+    async def tag(call: Call) -> Response:
+        members = await members_of(tagging)
+        ids, reach = texts_of(members, "IDs"), reach_of(call)
+        change = Change(tags=[_tag(each) for each in texts_of(members, "Tags") if _tag(each)])
+        await callers.change(call, lambda: mails.change(reach, ids, change))
+        return text(OK)
+
+    renaming = compat("mailpitRenameTag", "read", body=True)
+
+    @api.add("PUT", f"{API}/tags/<name>", renaming)
+    async def rename(call: Call, name: str) -> Response:
+        wanted = (await members_of(renaming)).get("name")
+        if not isinstance(wanted, str) or not _tag(wanted):
+            raise bad("Name: a text is wanted.")
+        return await retagged(call, name, Change(remove=[storable(name)], add=[_tag(wanted)]))
+
+    @api.add("DELETE", f"{API}/tags/<name>", compat("mailpitDeleteTag", "read"))
+    async def remove(call: Call, name: str) -> Response:
+        return await retagged(call, name, Change(remove=[storable(name)]))
+
+    async def retagged(call: Call, name: str, change: Change) -> Response:
+        reach = reach_of(call)
+        terms = (Term("tag", name),)
+        await callers.change_found(call, lambda: deps.all_messages.change(reach, terms, change))
+        return text(OK)
+
+
+def _tag(given: str) -> str:
+    """A tag as it can be kept: Mailpit's letters, others are blanks."""
+    return " ".join(re.sub(r"[^\w \-.@]", " ", given).split())[:100]
