@@ -28,10 +28,10 @@ from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
 from relay.history import History
 from relay.http.deps import Deps, Limits, MailPorts, MakeDeps, Serving
-from relay.http.domain_checks import DomainChecks
-from relay.http.fetch import fetch, fetch_object
-from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
+from relay.http.probes.domain_checks import DomainChecks
+from relay.http.probes.fetch import fetch, fetch_object
+from relay.http.probes.links import Links
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.consumption import Consumption

@@ -141,7 +141,7 @@ from relay.dns.questions import Answer, Question
 from relay.dns.turns import AT_ONCE, MOST_LATE
 from relay.errors import ConfigError
 from relay.history import History
-from relay.http.links import Links
+from relay.http.probes.links import Links
 from relay.http.serve import MAX_CONNECTIONS
 from relay.lifecycle import budget_store
 from relay.lifecycle.batching import Adaptive, Fixed

@@ -92,7 +92,7 @@ EXCUSED = {
     ("relay/devices/sqlite.py", "time.time"): _SQLITE,
     ("relay/devices/sqlite.py", "time.monotonic"): _SQLITE,
     ("relay/self_signed.py", "datetime.datetime.now"): "made by a command, before a relay runs",
-    ("relay/http/fetch.py", "httpx.AsyncClient"): "has its connections from trio.open_tcp_stream",
+    ("relay/http/probes/fetch.py", "httpx.AsyncClient"): "has them from trio.open_tcp_stream",
     ("relay/webhooks/post.py", "httpx.AsyncClient"): "has its connections from the same",
     ("supervisor.py", "time.time"): "a default: knows nothing of the relay, and is given a clock",
     ("supervisor.py", "time.monotonic"): "the watch-dog's thread, which a simulation leaves out",

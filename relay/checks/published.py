@@ -1,8 +1,8 @@
 """What a domain publishes for its mail, beside what it should: MX, SPF, DKIM, DMARC and the rest.
 
 Each function is a generator that yields what it has to ask the DNS and is sent the answers
-(`relay.dns.questions`); `relay.http.domain_checks` drives them.  What is said of each record is an
-`Entry`: what was found, what is wanted, ready to be published, and whether that will do.
+(`relay.dns.questions`); `relay.http.probes.domain_checks` drives them.  What is said of each record
+is an `Entry`: what was found, what is wanted, ready to be published, and whether that will do.
 
 Promises
 - What the DNS did not answer (SERVFAIL, nobody in time) is not called wrong: `ok` is None, and the

@@ -29,9 +29,9 @@ from relay.checks.evidence import Evidence
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
 from relay.history import History
-from relay.http.domain_checks import DomainChecks
-from relay.http.links import Links
 from relay.http.page_sessions import PageSessions
+from relay.http.probes.domain_checks import DomainChecks
+from relay.http.probes.links import Links
 from relay.http.rate_limits import KnownKeys
 from relay.keyring import Keyring
 from relay.lifecycle.accounts import Accounts
@@ -218,7 +218,7 @@ class Limits:
     uploads: int = 4  # bodies over MAX_BODY that are in memory at once
     upload_timeout: float = 60.0  # s to wait for a place, and then for the end of such a body
     upload_every: float = 10.0  # s in which such a body must bring `bodies.STEP`
-    unshown_timeout: float = 5.0  # s for which lists wait until what was accepted is shown
+    unparsed_timeout: float = 5.0  # s for which lists wait until what was accepted is shown
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from relay.http.deps import Deps
 from relay.http.downloads import Downloads
 from relay.http.heavy_calls import HeavyCalls
 from relay.http.operations import Handler, Operation
-from relay.http.waiting import Slots
+from relay.http.waiters import Slots
 
 T = TypeVar("T")
 

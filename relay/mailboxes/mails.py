@@ -10,7 +10,7 @@ several recipients, that come together may swap copies: nobody can tell these ap
 
 Promises
 - Only what was parsed is shown, so that what is shown is whole; what is counted is what is shown.
-  What was accepted and is not shown yet, `unshown` tells.
+  What was accepted and is not shown yet, `unparsed` tells.
 - A mail's id is that of its first message, whichever of them was found.
 - What is changed or deleted of a mail is so of all its messages within reach.
 - Of each mail that a search gives a bounded part is read and kept, however much its sender wrote:
@@ -56,7 +56,7 @@ COUNTED = 1000
 """Messages up to which a search counts what it finds."""
 SECONDS = 5.0
 """How long a search goes on beginning steps."""
-UNSHOWN = 10_000
+UNPARSED = 10_000
 """Messages that wait to be parsed, up to which those are looked for that somebody may see."""
 _AT_ONCE = 500  # mails that one statement changes
 LISTED = 4096
@@ -199,10 +199,10 @@ class Mails:
         found = [] if wanted is None else await self._whole(reach, [wanted])
         return found[0] if found else None
 
-    async def unshown(self, reach: Reach, among: Sequence[UUID] | None = None) -> list[UUID]:
+    async def unparsed(self, reach: Reach, among: Sequence[UUID] | None = None) -> list[UUID]:
         """Messages that were accepted and wait to be parsed: all, or those of some ids.
 
-        Of a backlog above `UNSHOWN` only a part is looked at, but for a reach of one mailbox.
+        Of a backlog above `UNPARSED` only a part is looked at, but for a reach of one mailbox.
         """
         known = "true" if among is None else "message_id = ANY (%(among)s::uuid[])"
         its = "true" if reach.mailbox_id is None else "mailbox_id = %(reach_mailbox)s"
@@ -230,7 +230,7 @@ class Mails:
                 SELECT FROM relay.summaries s WHERE s.message_id = w.message_id OFFSET 0
             )
             """,  # noqa: S608 - constants of ours only
-            {"among": list(among or ()), "most": UNSHOWN, **reach.values()},
+            {"among": list(among or ()), "most": UNPARSED, **reach.values()},
         )
         return [one for (one,) in rows]
 

@@ -149,7 +149,7 @@ def _is_of_tls(error: BaseException | None) -> bool:
 async def _body(response: httpx.Response, most: int) -> bytes:
     body = bytearray()
     enough = trio.CancelScope()
-    # Cancelled, not left: see `relay.http.fetch`.
+    # Cancelled, not left: see `relay.http.probes.fetch`.
     with enough:
         async for chunk in response.aiter_raw():
             if len(body) + len(chunk) > most:

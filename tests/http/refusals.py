@@ -37,7 +37,7 @@ from relay.outbound.states import State
 
 ROOT = Path(relay.__file__).parent
 
-PROGRAMS = {"http/compat", "http/fetch.py", "mailboxes/mails.py", "outbound/submitted.py"}
+PROGRAMS = {"http/compat", "http/probes/fetch.py", "mailboxes/mails.py", "outbound/submitted.py"}
 """What only programs are told: clients of Mailpit and MailHog, and of SMTP."""
 MAKERS = {"unauthenticated", "unavailable", "over_quota"}
 """What makes a `Problem` of its first argument."""

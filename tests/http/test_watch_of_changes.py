@@ -7,7 +7,7 @@ from trio.testing import MockClock
 
 from relay.db.channels import CHANGES
 from relay.db.listen import Bell, Hub
-from relay.http.waiting import Watch
+from relay.http.waiters import Watch
 
 
 async def test_that_any_message_may_be_changed_wakes_once_a_second(

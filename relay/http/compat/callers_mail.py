@@ -3,7 +3,7 @@
 Promises
   * A caller sees what `GET /api/v1/messages` shows them, mail by mail (`relay.mailboxes.mails`).
   * A list, a search and a bulk change find all mail whose 250 was said before, as with the programs
-    that are stood in for (`relay.http.shown`).
+    that are stood in for (`relay.http.parsed`).
   * What is loaded of mail is within a budget that owners share; attachments are taken out where
     hostile mail hurts nobody, a few at a time.
 """
@@ -21,10 +21,10 @@ from relay.http.callers import owner_of
 from relay.http.downloads import Downloads, disposition, once
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Call
+from relay.http.parsed import until_parsed
 from relay.http.problems import Problem, from_status, unavailable
 from relay.http.resources.all_messages import reach_of
 from relay.http.routing import Api
-from relay.http.shown import caught_up
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.changes import NotParsed
 from relay.mailboxes.mails import Criteria, Found, Mail
@@ -54,9 +54,9 @@ class CallersMail:
         """Who answers for a call."""
         return owner_of(call.caller, request, self.deps.trusted_proxies)
 
-    async def caught_up(self, call: Call) -> None:
+    async def until_parsed(self, call: Call) -> None:
         """Return once all is shown that was accepted before; sooner if that takes too long."""
-        await caught_up(self.api, call, reach_of(call))
+        await until_parsed(self.api, call, reach_of(call))
 
     async def search(
         self,
@@ -71,7 +71,7 @@ class CallersMail:
         """A part of what a caller finds; `again`: another part, for the same call; `room`: see
         `Mails.search`."""
         if not again:
-            await self.caught_up(call)
+            await self.until_parsed(call)
         async with self.api.heavy_calls.turn(call):
             return await self.mails.search(
                 reach_of(call), criteria, start=start, limit=limit, room=room
@@ -102,7 +102,7 @@ class CallersMail:
 
     async def change_found(self, call: Call, change: Callable[[], Awaitable[T]]) -> T:
         """The same, of mail that nobody has named by its ids."""
-        await self.caught_up(call)
+        await self.until_parsed(call)
         return await self.change(call, change)
 
     async def apart(self, call: Call, work: Callable[[], T]) -> T:

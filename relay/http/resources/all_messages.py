@@ -28,7 +28,7 @@ from quart import Response, request
 
 from relay.errors import Invalid, TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.following import entries, events_of, pause, until_next
+from relay.http.following_mail import entries, events_of, pause, until_next
 from relay.http.heavy_calls import SHORT
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
@@ -61,7 +61,7 @@ from relay.http.resources.streams import (
 )
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
-from relay.http.waiting import Waiter, Watch, watching
+from relay.http.waiters import Waiter, Watch, watching
 from relay.log import get_logger
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.arrivals import parse_after

@@ -27,7 +27,7 @@ from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
 from relay.http.downloads import disposition, once, plain_name
 from relay.http.fair_limiter import Crowded, FairLimiter
-from relay.http.following import loaded_of
+from relay.http.following_mail import loaded_of
 from relay.http.heavy_calls import SHORT
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
@@ -44,6 +44,7 @@ from relay.http.operations import (
     no_content,
 )
 from relay.http.paging import NEXT, next_link
+from relay.http.parsed import until_parsed
 from relay.http.problems import (
     Problem,
     mailbox_not_found,
@@ -52,7 +53,6 @@ from relay.http.problems import (
 )
 from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.routing import Api
-from relay.http.shown import caught_up
 from relay.http.tickets import PREVIEW
 from relay.log import get_logger
 from relay.mailboxes.changes import Change, NotParsed
@@ -226,7 +226,7 @@ def register(api: Api) -> None:
         terms = parse(query.q or "")
         # What has come since stands before the first page, and on no other.
         if query.whole and query.cursor is None:
-            await caught_up(api, call, Reach(mailbox_id=call.mailbox.id))
+            await until_parsed(api, call, Reach(mailbox_id=call.mailbox.id))
         asked: dict[str, Any] = {
             "limit": min(query.limit, 200),
             "offset": query.offset,

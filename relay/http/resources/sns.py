@@ -32,7 +32,6 @@ from relay.chance import utc_now
 from relay.errors import TemporaryFailure
 from relay.http.callers import address_of
 from relay.http.deps import Fetch
-from relay.http.fetch import Unreadable
 from relay.http.operations import (
     MAX_BODY,
     Access,
@@ -43,6 +42,7 @@ from relay.http.operations import (
     json_response,
     read_body,
 )
+from relay.http.probes.fetch import Unreadable
 from relay.http.problems import Problem, unavailable
 from relay.http.rate_limits import RateLimits
 from relay.http.routing import Api

@@ -29,7 +29,7 @@ from pydantic import Field
 from quart import Response, request, websocket
 
 from relay.http.callers import owner_of
-from relay.http.following import CHANGED, entries, events_of, loaded_of, pause, until_next
+from relay.http.following_mail import CHANGED, entries, events_of, loaded_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -44,7 +44,7 @@ from relay.http.problems import Problem, mailbox_not_found, unavailable
 from relay.http.resources.messages import BASE, PlacedEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
-from relay.http.waiting import Waiter, Watch, watching
+from relay.http.waiters import Waiter, Watch, watching
 from relay.mailboxes.arrivals import parse_after
 from relay.mailboxes.records import Entry, Mailbox, Placed
 from relay.mailboxes.visibility import Reach

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from quart import Response
 
 from relay.http.deps import Event, Logs, Node, NotNow, NotUnderstood, Supervision
-from relay.http.feeds import event_stream, follow
+from relay.http.event_streams import event_stream, follow
 from relay.http.operations import (
     Access,
     Answer,

@@ -289,7 +289,7 @@ async def test_mail_is_there_right_after_its_250(house: House):
 
 async def test_what_cannot_be_parsed_is_not_waited_for_long(database_url: str, pool: Pool):
     """Calls answer without it, after the time that one waits."""
-    limits = replace(SMALL, unshown_timeout=0.3)
+    limits = replace(SMALL, unparsed_timeout=0.3)
     async with open_house(database_url, pool, limits) as house:
         address, _ = await house.mailbox()
         await house.deliver(address, letter(), parse=False)

@@ -13,7 +13,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
-from relay.http.links import Links
+from relay.http.probes.links import Links
 from relay.mailboxes.parser import Parser
 from relay.mailboxes.verdicts import Judge
 from relay.webhooks.post import Poster

@@ -12,7 +12,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
-from relay.http.domain_checks import DomainChecks
+from relay.http.probes.domain_checks import DomainChecks
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.senders import Senders
 from relay.outbound.sources import parse as parse_sources

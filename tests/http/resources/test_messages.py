@@ -152,7 +152,7 @@ async def test_a_list_of_whole_messages_waits_for_what_has_come(house: House, q:
     url, asked = f"{BASE}/{address}/messages", {"whole": "true"} | ({} if q is None else {"q": q})
     first = await house.client.get(url, params=asked | {"limit": "1"}, headers=token)
     accepted = await house.deliver(address, parse=False)
-    with trio.fail_after(SMALL.unshown_timeout):
+    with trio.fail_after(SMALL.unparsed_timeout):
         rest = await house.client.get(first.links["next"]["url"], headers=token)
         lines = await house.client.get(url, headers=token)
         others = await house.client.get(f"{BASE}/{other}/messages", params=asked, headers=theirs)
@@ -176,7 +176,7 @@ async def test_a_list_of_whole_messages_waits_for_what_has_come(house: House, q:
 
 async def test_a_list_of_whole_messages_does_not_wait_long(database_url: str, pool: Pool):
     """What cannot be parsed is given as it is, after the time that a list waits."""
-    async with open_house(database_url, pool, replace(SMALL, unshown_timeout=0.3)) as house:
+    async with open_house(database_url, pool, replace(SMALL, unparsed_timeout=0.3)) as house:
         address, token = await house.mailbox()
         wanted = await house.deliver(address, parse=False)
         url, began = f"{BASE}/{address}/messages", trio.current_time()

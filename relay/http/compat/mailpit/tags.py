@@ -24,7 +24,7 @@ def register(callers: CallersMail) -> None:
 
     @api.add("GET", f"{API}/tags", compat("mailpitTags", "read"))
     async def tags(call: Call) -> Response:
-        await callers.caught_up(call)
+        await callers.until_parsed(call)
         return json_response(await deps.all_messages.tags(reach_of(call)))
 
     tagging = compat("mailpitTag", "read", body=True)

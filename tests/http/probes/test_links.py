@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from relay.http.links import Links
+from relay.http.probes.links import Links
 from relay.webhooks.post import Poster
 
 ANSWERS = {"/ok": 200, "/moved": 302, "/head": 405, "/login": 401, "/gone": 404, "/broken": 500}

@@ -2,7 +2,7 @@
 streams and for waits.
 
 What calls on one mailbox (`resources/streams.py`) and on all (`resources/all_messages.py`) have in
-common; `waiting.py` says what wakes them, and how many there may be.
+common; `waiters.py` says what wakes them, and how many there may be.
 
 Promises
   * Nothing polls: between two looks there is a wake-up, the instant of a mailbox's end, or a
@@ -30,11 +30,11 @@ from quart import Response, request
 
 from relay.errors import DatabaseUnavailable
 from relay.http.callers import owner_of
-from relay.http.feeds import event_stream
+from relay.http.event_streams import event_stream
 from relay.http.operations import Call, Refusal
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.http.waiting import Waiter, Watch, watching
+from relay.http.waiters import Waiter, Watch, watching
 from relay.mailboxes.records import Entry, News, Placed
 from relay.mailboxes.visibility import Reach
 
