@@ -165,6 +165,19 @@ def test_both_clients_say_the_same_of_a_wait_in_vain(case: dict[str, Any]) -> No
     assert str(error) == case["text"]
 
 
+def test_an_inbox_has_a_timeout_of_its_own(relay: Relay) -> None:
+    """Where a wait names none; another's stays as it was."""
+    with relay.inbox() as inbox, relay.inbox() as other:
+        inbox.timeout = 0.0
+        with pytest.raises(WaitTimeout, match="waited 0 s for any mail"):
+            inbox.wait()
+        with pytest.raises(WaitTimeout, match="waited 0 s for 2 messages"):
+            inbox.wait_many(2)
+        with pytest.raises(WaitTimeout, match=r"waited 0\.01 s"):
+            inbox.wait(timeout=0.01)
+        assert other.timeout == 10.0
+
+
 def test_a_wait_in_vain_says_who_was_refused(inbox: Inbox, deliver: Deliver) -> None:
     """As where an application mails a mistyped address."""
     mistyped = inbox.address.replace("@", "x@")
@@ -692,8 +705,9 @@ def test_an_inbox_ends_though_its_block_is_cancelled(relay: Relay, backend: str)
                     await inbox.wait()
 
     anyio.run(cancelled, backend=backend)
-    with pytest.raises(Refused, match="404 mailbox-not-found"):
+    with pytest.raises(Refused, match="404 mailbox-not-found") as error:
         relay.mailbox(addresses[0]).messages()
+    assert error.value.title == "Mailbox not found"
 
 
 def _surface(of: type) -> dict[str, tuple[object, ...]]:

@@ -83,6 +83,7 @@ export interface RepeatableRequest extends ApiRequest {
 export class Exchange {
   /** Whether a key opens the relay: what is captured is the administrator's, and not told. */
   readonly byKey: boolean;
+  readonly token: string | null;
   readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
   readonly #patience: () => number | undefined;
@@ -92,6 +93,7 @@ export class Exchange {
   constructor(options: RelayOptions, patience: () => number | undefined = () => undefined) {
     const where = target(options);
     this.#caller = new Caller(where);
+    this.token = where.token || null;
     this.byKey = where.token?.startsWith("rk_") ?? false;
     this.#patience = patience;
   }

@@ -104,13 +104,14 @@ export interface ListOptions {
   timeout?: number | undefined;
 }
 
-/** A file to go with a message. */
-export interface NewAttachment {
-  filename: string;
-  content: Uint8Array | string;
+/** A file to go with a message: what is in it, or where it is. */
+export type NewAttachment = {
   /** By the file's name, for the commonest, unless said. */
   contentType?: string | undefined;
-}
+} & (
+  | { filename: string; content: Uint8Array | string; path?: undefined }
+  | { path: string; filename?: string | undefined; content?: undefined }
+);
 
 /** What is to be sent to whom. */
 export interface NewMessage {
@@ -144,6 +145,11 @@ export class Relay implements AsyncDisposable {
   constructor(options: RelayOptions = {}) {
     this.#exchange = new Exchange(options, () => PATIENCE.get(this)?.());
     this.url = this.#exchange.url;
+  }
+
+  /** What opens it; null without.  It is on nothing that is printed of this object. */
+  get token(): string | null {
+    return this.#exchange.token;
   }
 
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
@@ -192,7 +198,7 @@ export class Relay implements AsyncDisposable {
       text: text ?? null,
       html: html ?? null,
       headers: { ...headers },
-      attachments: attachments.map(encoded),
+      attachments: await Promise.all(attachments.map(encoded)),
     };
     const { messages } = await this.#exchange.json<Schemas["Sent"]>(
       {
@@ -705,7 +711,11 @@ const TYPES: Readonly<Record<string, string>> = {
   zip: "application/zip",
 };
 
-function encoded({ filename, content, contentType }: NewAttachment): Schemas["NewAttachment"] {
+async function encoded(given: NewAttachment): Promise<Schemas["NewAttachment"]> {
+  const { path, contentType } = given;
+  const filename = given.filename ?? path?.split(/[/\\]/).pop() ?? "";
+  // Not from the start: who sends no file by its path needs no Node.js.
+  const content = given.content ?? (await (await import("node:fs/promises")).readFile(path ?? ""));
   const ending = filename.split(".").pop()?.toLowerCase() ?? "";
   return {
     filename,

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
+import { inspect } from "node:util";
 import { runInNewContext } from "node:vm";
 import {
   NoSuchLink,
@@ -24,6 +25,14 @@ const { concerning, isNear } = await inner("waiting");
 
 const relay = new Relay();
 const LINK = "https://id.shop.example/reset?token=1";
+
+test("a relay has its token, and prints it nowhere", () => {
+  const opened = new Relay({ url: "http://127.0.0.1:9", token: "rk_secret" });
+  assert.equal(opened.token, "rk_secret");
+  assert.equal(new Relay({ token: null }).token, null);
+  const printed = inspect(opened, { depth: null, showHidden: true, getters: false });
+  assert.ok(!`${printed}${JSON.stringify(opened)}`.includes("secret"), printed);
+});
 
 /** @param {(inbox: import("relay-client").Inbox) => Promise<void>} body */
 const withInbox = (body) => async () => {
@@ -544,6 +553,7 @@ test(
           { filename: "note.txt", content: "read mé" },
           { filename: "a.bin", content: Uint8Array.from({ length: 100_000 }, (_, at) => at % 256) },
           { filename: "b", content: "1", contentType: "image/png" },
+          { path: new URL("../LICENSE", import.meta.url).pathname, filename: "licence.txt" },
         ],
         idempotencyKey: `once-${inbox.address}`,
       });
@@ -559,8 +569,10 @@ test(
     assert.deepEqual([contents[1]?.length, contents[1]?.[99_999]], [100_000, 99_999 % 256]);
     assert.deepEqual(
       message.attachments.map((one) => one.contentType),
-      ["text/plain", "application/octet-stream", "image/png"],
+      ["text/plain", "application/octet-stream", "image/png", "text/plain"],
     );
+    assert.equal(message.attachments[3]?.filename, "licence.txt");
+    assert.match(text(contents[3]), /Apache License/);
     assert.equal(message.headers.get("x-order"), "7");
     assert.equal((await inbox.messages()).length, 1);
     const entry = await relay.outbound(id).entry();

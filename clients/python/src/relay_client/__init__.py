@@ -30,6 +30,9 @@ from relay_client.errors import (
     WaitTimeout,
 )
 
+__version__ = "0.1.0"
+"""As pyproject.toml says it; a test holds the two together."""
+
 __all__ = [
     "AsyncAttachment",
     "AsyncInbox",
@@ -57,4 +60,5 @@ __all__ = [
     "UnexpectedMail",
     "Unreachable",
     "WaitTimeout",
+    "__version__",
 ]

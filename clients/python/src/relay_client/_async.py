@@ -13,7 +13,7 @@ from relay_client import _flows
 from relay_client._answers import is_key
 from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
-from relay_client._flows import InboxHandle, NewAttachment
+from relay_client._flows import OWN_TIMEOUT, InboxHandle, NewAttachment, OwnTimeout, Timeout
 from relay_client._records import (
     JSON,
     AttachmentData,
@@ -176,6 +176,8 @@ class AsyncInbox:
         """What opens an anonymous inbox; None where the relay's token does."""
         self.expires_at = handle.expires_at
         """When it ends, of one made here: the plan may allow less than was asked for."""
+        self.timeout: float = _flows.TIMEOUT
+        """Seconds for which `wait` and `wait_many` wait at most unless that is said."""
 
     async def __aenter__(self) -> AsyncInbox:
         return self
@@ -212,16 +214,16 @@ class AsyncInbox:
         subject: Match = None,
         sender: Match = None,
         after: AsyncMessage | str | None = None,
-        timeout: float = 10.0,
+        timeout: Timeout = OWN_TIMEOUT,
     ) -> AsyncMessage:
         """Return the oldest message that matches, as soon as there is one; `WaitTimeout` if not.
 
         `subject` and `sender` are parts of the subject and the From address, in any case, or
         patterns that are searched for in them; `after` a message: only what came later.  `timeout`
-        in seconds.
+        in seconds, the inbox's own (10) unless said.
         """
         found = await self._do(
-            _flows.wait(self._handle, Wanted(subject, sender, id_of(after)), timeout)
+            _flows.wait(self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout))
         )
         return AsyncMessage(self, found)
 
@@ -245,11 +247,13 @@ class AsyncInbox:
         subject: Match = None,
         sender: Match = None,
         after: AsyncMessage | str | None = None,
-        timeout: float = 10.0,
+        timeout: Timeout = OWN_TIMEOUT,
     ) -> list[AsyncMessage]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = await self._do(
-            _flows.wait_many(self._handle, Wanted(subject, sender, id_of(after)), count, timeout)
+            _flows.wait_many(
+                self._handle, Wanted(subject, sender, id_of(after)), count, self._within(timeout)
+            )
         )
         return [AsyncMessage(self, one) for one in found]
 
@@ -268,6 +272,9 @@ class AsyncInbox:
     async def _listed(self, q: str | None, limit: int, timeout: float) -> list[AsyncMessage]:
         found = await self._do(_flows.messages(self._handle, q, limit, timeout))
         return [AsyncMessage(self, one) for one in found]
+
+    def _within(self, timeout: Timeout) -> float:
+        return self.timeout if isinstance(timeout, OwnTimeout) else timeout
 
     async def _do(self, flow: Flow[T]) -> T:
         return await self._relay._do(flow)

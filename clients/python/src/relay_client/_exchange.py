@@ -171,7 +171,8 @@ def refused(answer: Answer) -> Refused:
         return no_relay(answer)
     name = kind.rpartition(":")[2].rpartition("/")[2]
     each = [str(one) for one in cast("list[object]", errors)] if isinstance(errors, list) else []
-    return Refused(answer.status, name, detail, each, _retry_after(answer))
+    title = str(said.get("title") or "")
+    return Refused(answer.status, name, detail, each, _retry_after(answer), title)
 
 
 def call_json(

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
+from enum import Enum
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
@@ -58,6 +59,19 @@ MAILBOXES = "/api/v1/mailboxes"
 
 LIST_TIMEOUT = 60.0
 """Seconds within which a list is read, with all of its pages, unless it is said."""
+
+TIMEOUT = 10.0
+"""Seconds for which mail is waited for, unless it is said."""
+
+
+class OwnTimeout(Enum):
+    """That a timeout is not said, and the inbox's is meant; None would be no number."""
+
+    INBOX = "inbox"
+
+
+OWN_TIMEOUT = OwnTimeout.INBOX
+Timeout = Union[float, OwnTimeout]
 
 CLOSES_WITHIN = 2.0
 """Seconds within which an inbox is ended, or left to its time."""
@@ -258,7 +272,7 @@ def _expect(handle: InboxHandle, error: RelayError, deadline: float) -> Flow[Non
     if handle.awaits_capture and handle.by_key:
         handle.awaits_capture = False
         said = f"{error.detail} Captured mail opens only to the administrator's token."
-        raise Refused(error.status, error.problem, said) from None
+        raise Refused(error.status, error.problem, said, title=error.title) from None
     if not handle.awaits_capture:
         raise error
 

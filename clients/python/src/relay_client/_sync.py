@@ -11,7 +11,7 @@ from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
 from relay_client._exchange import Flow, drive
-from relay_client._flows import InboxHandle, NewAttachment
+from relay_client._flows import OWN_TIMEOUT, InboxHandle, NewAttachment, OwnTimeout, Timeout
 from relay_client._records import (
     JSON,
     AttachmentData,
@@ -133,6 +133,8 @@ class Inbox:
         """What opens an anonymous inbox; None where the relay's token does."""
         self.expires_at = handle.expires_at
         """When it ends, of one made here: the plan may allow less than was asked for."""
+        self.timeout: float = _flows.TIMEOUT
+        """Seconds for which `wait` and `wait_many` wait at most unless that is said."""
 
     def __enter__(self) -> Inbox:
         return self
@@ -164,15 +166,17 @@ class Inbox:
         subject: Match = None,
         sender: Match = None,
         after: Message | str | None = None,
-        timeout: float = 10.0,
+        timeout: Timeout = OWN_TIMEOUT,
     ) -> Message:
         """Return the oldest message that matches, as soon as there is one; `WaitTimeout` if not.
 
         `subject` and `sender` are parts of the subject and the From address, in any case, or
         patterns that are searched for in them; `after` a message: only what came later.  `timeout`
-        in seconds.
+        in seconds, the inbox's own (10) unless said.
         """
-        found = self._do(_flows.wait(self._handle, Wanted(subject, sender, id_of(after)), timeout))
+        found = self._do(
+            _flows.wait(self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout))
+        )
         return Message(self, found)
 
     def wait_none(
@@ -193,11 +197,13 @@ class Inbox:
         subject: Match = None,
         sender: Match = None,
         after: Message | str | None = None,
-        timeout: float = 10.0,
+        timeout: Timeout = OWN_TIMEOUT,
     ) -> list[Message]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = self._do(
-            _flows.wait_many(self._handle, Wanted(subject, sender, id_of(after)), count, timeout)
+            _flows.wait_many(
+                self._handle, Wanted(subject, sender, id_of(after)), count, self._within(timeout)
+            )
         )
         return [Message(self, one) for one in found]
 
@@ -214,6 +220,9 @@ class Inbox:
     def _listed(self, q: str | None, limit: int, timeout: float) -> list[Message]:
         found = self._do(_flows.messages(self._handle, q, limit, timeout))
         return [Message(self, one) for one in found]
+
+    def _within(self, timeout: Timeout) -> float:
+        return self.timeout if isinstance(timeout, OwnTimeout) else timeout
 
     def _do(self, flow: Flow[T]) -> T:
         return self._relay._do(flow)

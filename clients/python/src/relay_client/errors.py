@@ -36,7 +36,8 @@ class Refused(RelayError):
 
     `status` is HTTP's, `problem` names the case and stays the same over time (`quota`,
     `mailbox-not-found`, …), `errors` has a sentence for each fault, `retry_after` the seconds after
-    which it may be asked again, where that was said.
+    which it may be asked again, where that was said, `title` is the case in a few words, empty
+    where no relay answered.
     """
 
     def __init__(
@@ -46,13 +47,15 @@ class Refused(RelayError):
         detail: str,
         errors: Sequence[str] = (),
         retry_after: float = 0.0,
+        title: str = "",
     ) -> None:
-        super().__init__(status, problem, detail, errors, retry_after)
+        super().__init__(status, problem, detail, errors, retry_after, title)
         self.status = status
         self.problem = problem
         self.detail = detail
         self.errors = tuple(errors)
         self.retry_after = retry_after
+        self.title = title
 
     def _said(self) -> str:
         more = [error for error in self.errors if error != self.detail]
