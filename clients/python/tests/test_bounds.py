@@ -150,6 +150,37 @@ def test_a_list_ends_in_its_time(client: str, entries: list[object]) -> None:
     assert pages < 20
 
 
+@clients
+@pytest.mark.parametrize("entry", [ENTRY, MESSAGE], ids=["one by one", "whole"])
+def test_a_list_ends_at_its_most(client: str, entry: dict[str, object]) -> None:
+    """Each answer is within its own bound; all together are within one, too."""
+    said = 0
+
+    def serve(peer: socket.socket, request: bytes) -> None:
+        nonlocal said
+        said += 1
+        is_list = b"/messages?" in request
+        body = json.dumps([entry] * 6 if is_list else MESSAGE).encode()
+        link = b'Link: </x/messages?n=%d>; rel="next"\r\n' % said
+        if not (is_list and entry is ENTRY):
+            link, body = link if is_list else b"", b" " * (31 << 20) + body
+        peer.sendall(_HEAD + link + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    async def ask(url: str) -> None:
+        async with AsyncRelay(url, "x") as relay:
+            await relay.mailbox("a@b").messages(60)
+
+    with serving(serve) as (url, asked), pytest.raises(RelayError) as caught:
+        if client == "sync":
+            with Relay(url, "x") as relay:
+                relay.mailbox("a@b").messages(60)
+        else:
+            anyio.run(ask, url, backend=client)
+    ended = "the list of a@b has more than 128 MiB: ask for fewer messages at once"
+    assert str(caught.value) == ended
+    assert len([one for one in asked if b"/messages?" not in one or entry is MESSAGE]) == 5
+
+
 _LATE = r"the list of a@b has not ended after 0\.2 s|does not answer GET .*/messages"
 
 

@@ -45,6 +45,9 @@ const JSON_BYTES = 2 << 20;
  */
 export const MESSAGE_BYTES = 32 << 20;
 
+/** What all pages of a list may have together, with the messages that are read one by one. */
+export const LIST_BYTES = 128 << 20;
+
 /** Ten times the largest message that a relay takes unless its operator allows more, in bytes. */
 export const RAW_BYTES = 256 << 20;
 

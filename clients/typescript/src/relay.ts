@@ -19,6 +19,7 @@ import {
 import {
   type Answer,
   Exchange,
+  LIST_BYTES,
   MESSAGE_BYTES,
   RAW_BYTES,
   type RelayOptions,
@@ -346,6 +347,13 @@ export class Inbox implements AsyncDisposable {
     let path: string | undefined;
     const seen = new Set<string>();
     let empty = 0;
+    let size = 0;
+    const counted = (answer: Answer): Answer => {
+      size += answer.bytes.length;
+      if (size <= LIST_BYTES) return answer;
+      const most = `more than ${LIST_BYTES >> 20} MiB: ask for fewer messages at once`;
+      throw new RelayError(`the list of ${this.address} has ${most}`);
+    };
     while (entries.length < limit) {
       const answer: Answer =
         path === undefined
@@ -359,7 +367,7 @@ export class Inbox implements AsyncDisposable {
               undefined,
               ends,
             );
-      const page = decoded(answer, answers.LIST) as EntryJson[];
+      const page = decoded(counted(answer), answers.LIST) as EntryJson[];
       entries.push(...page);
       path = following(answer);
       if (path === undefined || entries.length >= limit) break;
@@ -377,7 +385,8 @@ export class Inbox implements AsyncDisposable {
       if (!answers.MESSAGE(entry)) {
         inTime();
         const one = { ...this.#request("GET", ofMessage(entry.id)), most: MESSAGE_BYTES };
-        json = await this.#exchange.json<MessageJson>(one, answers.MESSAGE, undefined, ends);
+        const answer = counted(await this.#exchange.call(one, undefined, ends));
+        json = decoded(answer, answers.MESSAGE) as MessageJson;
       }
       found.push(new Message(this.#reader, json));
     }

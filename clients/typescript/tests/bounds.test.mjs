@@ -45,6 +45,31 @@ test("a report asks for a list that ends in five seconds", async () => {
   assert.deepEqual(asked, [20, { timeout: 5_000 }]);
 });
 
+for (const entry of [ENTRY, MESSAGE]) {
+  const shown = entry === MESSAGE ? "whole" : "one by one";
+  test(`a list ends at its most, in bytes, of messages ${shown}`, async () => {
+    let [pages, large] = [0, 0];
+    const padding = " ".repeat(31 << 20);
+    const led = new Relay({
+      url: "http://relay.example",
+      fetch: async (input) => {
+        const isList = String(input).includes("/messages?");
+        const isLarge = entry === MESSAGE || !isList;
+        if (isLarge) large += 1;
+        const said = JSON.stringify(isList ? Array(6).fill(entry) : MESSAGE);
+        return new Response(isLarge ? padding + said : said, {
+          headers: isList ? { Link: `</x/messages?n=${(pages += 1)}>; rel="next"` } : {},
+        });
+      },
+    });
+    await assert.rejects(led.mailbox("a@b").messages(60), {
+      name: "RelayError",
+      message: "the list of a@b has more than 128 MiB: ask for fewer messages at once",
+    });
+    assert.equal(large, 5);
+  });
+}
+
 test("what came is listed however long its subjects are", async () => {
   const subject = "x".repeat(65_536);
   const entries = [...Array(60).keys()].map((n) => ({ ...ENTRY, id: String(n), subject }));

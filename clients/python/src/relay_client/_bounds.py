@@ -28,6 +28,9 @@ MESSAGE_BYTES = 32 << 20
 than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does not
 cut them."""
 
+LIST_BYTES = 128 << 20
+"""What all pages of a list may have together, with the messages that are read one by one."""
+
 RAW_BYTES = 256 << 20
 """Ten times the largest message that a relay takes unless its operator allows more."""
 

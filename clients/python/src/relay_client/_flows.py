@@ -26,7 +26,7 @@ from typing import Union, get_args
 from urllib.parse import quote
 
 from relay_client import _answers
-from relay_client._bounds import JSON_BYTES, MESSAGE_BYTES, RAW_BYTES
+from relay_client._bounds import JSON_BYTES, LIST_BYTES, MESSAGE_BYTES, RAW_BYTES
 from relay_client._exchange import (
     Answer,
     ApiRequest,
@@ -424,9 +424,9 @@ def _line(entry: JSON) -> str:
 def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> Flow[list[JSON]]:
     """Read the messages of an inbox, all or those that match a search, the newest first.
 
-    `Unreachable` where that takes longer than `timeout` in all.  A page of them by a call; of an
-    older relay, each by one of its own.  A page may be empty and have a next one: of a search that
-    looked for long enough.
+    `Unreachable` where that takes longer than `timeout` in all, `RelayError` where it says more
+    than `LIST_BYTES`.  A page of them by a call; of an older relay, each by one of its own.  A page
+    may be empty and have a next one: of a search that looked for long enough.
     """
     ends = _deadline(timeout)
     params: dict[str, str | float] = {"limit": min(limit, _PAGE)}
@@ -434,7 +434,7 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
         params["q"] = q
     entries: list[JSON] = []
     seen = set[str]()
-    empty = 0
+    empty = size = 0
     following: str | None = None
     while len(entries) < limit:
         if following is None:
@@ -443,6 +443,7 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
             path = _of_at_most(following, limit - len(entries))
             request = ApiRequest("GET", path, headers=handle.headers, most=MESSAGE_BYTES)
             answer = yield from call(request, ends=ends)
+        size = _counted(handle, size, answer)
         page: list[JSON] = decoded(answer, _answers.LIST)
         entries += page
         following = _following(answer)
@@ -462,9 +463,20 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
             if time.monotonic() >= ends:
                 raise _late(handle, timeout)
             request = handle.get(_of_message(entry["id"]), most=MESSAGE_BYTES)
-            entry = yield from call_json(request, _answers.MESSAGE, ends=ends)
+            answer = yield from call(request, ends=ends)
+            size = _counted(handle, size, answer)
+            entry = decoded(answer, _answers.MESSAGE)
         found.append(entry)
     return found
+
+
+def _counted(handle: InboxHandle, size: int, answer: Answer) -> int:
+    """Return what a list has said with this answer, in bytes."""
+    size += len(answer.content)
+    if size > LIST_BYTES:
+        said = f"more than {LIST_BYTES >> 20} MiB: ask for fewer messages at once"
+        raise RelayError(f"the list of {handle.address} has {said}")
+    return size
 
 
 def _late(handle: InboxHandle, timeout: float) -> Unreachable:
