@@ -230,6 +230,73 @@ def test_it(inbox, smtp_server):
     assert "std::move, ## and #1" in section
 
 
+_COMPARES = r"""
+import smtplib
+from email.header import Header
+import pytest
+
+EVIL = "##[error]x ##vso[task.setvariable variable=p]y \x1b]0;t\x07\x1b[2J\x1b[8m\u202eabc\r"
+
+@pytest.fixture(scope="module")
+def said(relay):
+    subject = Header("Welcome " + EVIL.strip(), "utf-8").encode(linesep="\r\n")
+    head = f"Subject: {subject}\r\nContent-Type: text/plain; charset=utf-8\r\n\r\n"
+    mail = f"{head}a\r\n::error::pwn {EVIL.strip()}\r\n".encode()
+    host, _, port = relay.info().smtp.rpartition(":")
+    with relay.inbox() as inbox:
+        with smtplib.SMTP(host, int(port)) as smtp:
+            smtp.sendmail("a@shop.example", [inbox.address], mail)
+        message = inbox.wait(subject="Welcome")
+    assert "\x1b" in message.subject and "\x1b" in message.text
+    return message
+
+def test_subject(said): assert said.subject == "Welcome"
+def test_text(said): assert said.text == "a\n"
+def test_in(said): assert "code" in said.text
+def test_not_in(said): assert "a\n:" not in said.text
+def test_list(said): assert [said.subject, said.text] == []
+def test_raised(said): raise ValueError(said.text)
+def test_said(said): pytest.fail(said.text, pytrace=False)
+def test_noted(said):
+    try:
+        raise ValueError(said.text)
+    except ValueError as error:
+        raise AssertionError(said.subject) from error
+def test_locals(said):
+    text, lines = said.text, said.text.splitlines()
+    assert 0
+def test_skipped(said): pytest.skip(said.subject)
+def test_other():
+    assert EVIL == "", EVIL
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-vv", "--showlocals", "--color=yes"), ("--tb=line",), ("--tb=native", "-n", "1")],
+    ids=" ".join,
+)
+def test_mail_that_is_compared_drives_nothing(
+    inner: pytest.Pytester, options: tuple[str, ...]
+) -> None:
+    """What pytest shows of both sides is as harmless as the plug-in's own section, in all styles;
+    a test without the fixtures has what pytest says of it."""
+    inner.makepyfile(_COMPARES)
+    result = _run(inner, "-rA", "--junitxml=junit.xml", *options)
+    result.assert_outcomes(failed=10, skipped=1)
+    said = result.stdout.str()
+    for colour in re.findall(r"\x1b\[[0-9;]*m", said) if "--color=yes" in options else ():
+        if "8" not in colour:
+            said = said.replace(colour, "")
+    for each in (said, (inner.path / "junit.xml").read_text()):
+        theirs = re.sub(r"(?s)_ test_other _.*?(?=\n_|\n=|</fail)|.*test_other.*", "", each)
+        assert theirs != each
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", theirs)
+        assert not re.search(r"(?m)^\s*::|##(\[|vso\[)", theirs)
+    assert r"\u0023#[error]x" in said
+    assert "##[error]x" in said  # of the test that has not read it
+
+
 def test_mail_in_a_report_fills_no_log(inner: pytest.Pytester) -> None:
     """Invisible characters that grow as they are spelt, and links of many characters, are cut."""
     inner.makepyfile(

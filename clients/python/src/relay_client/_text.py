@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import re
 
-_DRIVES = re.compile(
+_CHARACTERS = (
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
+_DRIVES = re.compile(_CHARACTERS)
+_COLOUR = "(?:0?[0-4]|[39][1-7]|[349]9)"  # and bold and the like; not hidden, nor of the background
+_DRIVES_MORE_THAN_COLOURS = re.compile(rf"(?!\x1b\[(?:{_COLOUR}(?:;{_COLOUR})*)?m){_CHARACTERS}")
 _COMMANDS = re.compile(
     r"^([^\S\n]*):(?=:)|#(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE | re.IGNORECASE
 )
@@ -34,13 +37,15 @@ LINK = 1000
 """The same of a link."""
 
 
-def visible(text: str, most: int | None = None) -> str:
+def visible(text: str, most: int | None = None, *, colours: bool = False) -> str:
     """Return a text of several lines, with all that could drive its reader spelt.
 
-    No more than `most` characters, if that is said; what is left out is an ellipsis.
+    No more than `most` characters, if that is said; what is left out is an ellipsis.  `colours`:
+    those that a terminal gives to letters are left as they are.
     """
+    drives = _DRIVES_MORE_THAN_COLOURS if colours else _DRIVES
     some = text if most is None else text[: 9 * most]  # no fewer than may be shown
-    shown = _DRIVES.sub(_spelt, some.replace("\r\n", "\n"))
+    shown = drives.sub(_spelt, some.replace("\r\n", "\n"))
     shown = _COMMANDS.sub(
         lambda found: f"{found[1]}\\u003a" if found[1] is not None else "\\u0023", shown
     )

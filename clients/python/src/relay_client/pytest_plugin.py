@@ -7,9 +7,10 @@
 | `async_relay`, `async_inbox` | the same for a test that is asynchronous, whatever runs it |
 | `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
 
-When a test fails, what came to its inbox is in the report.  Where there is no relay, or none any
-more, the tests that want one fail, and why is said once, at the end.  `--relay-keep` leaves
-inboxes, and the data of a relay that was started, as they are;
+When a test fails, what came to its inbox is in the report, and nothing in the report of a test that
+uses a fixture of these drives who reads it, whatever mail it compares.  Where there is no relay, or
+none any more, the tests that want one fail, and why is said once, at the end.  `--relay-keep`
+leaves inboxes, and the data of a relay that was started, as they are;
 `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says what inbox a test wants.
 """
 
@@ -40,6 +41,7 @@ from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
 from relay_client._connect import is_loopback
 from relay_client._flows import TESTING
+from relay_client._longrepr import tamed
 from relay_client._saying import Kept, Missing, Progress
 from relay_client._started import Process, ended, opens, running, started, stop
 from relay_client._text import NAME, in_a_line, visible
@@ -379,9 +381,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """Put the mail that arrived into the report of a test that failed."""
+    """Put the mail that arrived into the report of a test that failed, and spell what drives."""
     outcome = yield
     report = outcome.get_result()
+    if "relay" in getattr(item, "fixturenames", ()):  # as each of the fixtures does
+        report.longrepr = tamed(report.longrepr, colours=_has_colours(item.config))
     inbox = item.stash.get(_INBOX, None)
     if report.when == "teardown" or not report.failed or inbox is None:
         return
@@ -397,6 +401,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
         extra = {"name": "Mail", "format_type": "text", "content": text}
         extra.update(mime_type="text/plain", extension="txt")
         report.extras = [*getattr(report, "extras", []), extra]
+
+
+def _has_colours(config: pytest.Config) -> bool:
+    reporting = config.pluginmanager.hasplugin("terminalreporter")
+    return reporting and bool(config.get_terminal_writer().hasmarkup)
 
 
 def _arrived(inbox: Inbox) -> str:

@@ -1,0 +1,32 @@
+"""What pytest says of a failed test, with nothing in it that drives its reader.
+
+pytest shows both sides of a comparison, line by line and as they are: of a test that has read mail
+that is what a stranger has written.  Its colours are among these lines where it has a terminal, so
+there colours of letters stay, a stranger's, too.
+
+A report is objects of pytest's own in one another, with texts in them: each text is replaced.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from relay_client._text import visible
+
+
+def tamed(said: object, *, colours: bool) -> Any:
+    """Return a `longrepr`, or a part of one, with its texts spelt; objects of pytest's are changed.
+
+    `colours`: whether pytest gives letters theirs.
+    """
+    if isinstance(said, str):
+        return visible(said, colours=colours)
+    if isinstance(said, list):
+        return [tamed(one, colours=colours) for one in cast("list[object]", said)]
+    if isinstance(said, tuple):
+        return tuple(tamed(one, colours=colours) for one in cast("tuple[object, ...]", said))
+    if type(said).__module__.startswith("_pytest."):
+        parts: dict[str, object] = vars(said)
+        for name, part in parts.items():
+            setattr(said, name, tamed(part, colours=colours))
+    return said
