@@ -1,5 +1,6 @@
 /** What the fixtures of each test runner are made of. */
 
+import type { Away } from "./away.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 import { whereFrom } from "./options.js";
 import { type Inbox, type InboxOptions, LOGINS, type Message, type Relay } from "./relay.js";
@@ -18,7 +19,7 @@ export async function inboxOf(
   relay: Relay,
   { keep, ...wanted }: FixtureInboxOptions,
   test: string,
-  away: Away = AWAY,
+  away: Away = new Map(),
 ): Promise<Inbox> {
   const options = keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL };
   const inbox = await asked(relay, away, () => relay.inbox(options));
@@ -28,16 +29,6 @@ export async function inboxOf(
 
 const WHERE = whereFrom("RELAY_URL (and RELAY_TOKEN)");
 const BACK = 500; // milliseconds in which a relay answers that did not before
-
-/** Why relays, by their URLs, did not answer: each is waited for once. */
-export interface Away {
-  get(url: string): string | undefined;
-  set(url: string, why: string): unknown;
-  delete(url: string): unknown;
-}
-
-/** Those that did not answer this process. */
-const AWAY: Away = new Map();
 
 /**
  * Ask for what a test cannot do without.  What fails it for want of a relay, or of what opens that,
@@ -94,7 +85,7 @@ export interface SmtpServer {
 export async function smtpServerOf(
   relay: Relay,
   test: string,
-  away: Away = AWAY,
+  away: Away = new Map(),
 ): Promise<SmtpServer> {
   const { smtp, starttls, capture } = await asked(relay, away, () => relay.info()).catch(
     (error: unknown) => {

@@ -14,7 +14,6 @@
  * runs no script and loads nothing.  Where no relay answers, a run waits for it once.
  */
 
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import {
   type Fixtures,
@@ -26,9 +25,9 @@ import {
   test as base,
   expect,
 } from "@playwright/test";
+import { type Away, awayIn } from "./away.js";
 import type { RelayOptions } from "./exchange.js";
 import {
-  type Away,
   type FixtureInboxOptions,
   type SmtpServer,
   arrivedAt,
@@ -58,32 +57,10 @@ export interface RelayWorkerFixtures {
 }
 
 /**
- * What the workers of a run know of relays that are away, in a file beside its results: a test that
- * fails ends its worker, and the next one would wait again.  Where it cannot be written each waits.
+ * Beside the results of a run: a test that fails ends its worker, and the next one would wait again.
  */
 function awayFrom({ project }: TestInfo): Away {
-  const folder = project.outputDir; // which is emptied when a run begins
-  const file = join(folder, ".relay-away.json");
-  const read = (): Record<string, string> => {
-    try {
-      return JSON.parse(readFileSync(file, "utf-8"));
-    } catch {
-      return {};
-    }
-  };
-  const write = (away: Record<string, string | undefined>) => {
-    try {
-      mkdirSync(folder, { recursive: true });
-      writeFileSync(file, JSON.stringify(away));
-    } catch {
-      // As said above.
-    }
-  };
-  return {
-    get: (url) => read()[url],
-    set: (url, why) => write({ ...read(), [url]: why }),
-    delete: (url) => write({ ...read(), [url]: undefined }),
-  };
+  return awayIn(join(project.outputDir, ".relay-away.json")); // which is emptied when a run begins
 }
 
 /** For a `test` of your own: `base.extend(fixtures)`. */

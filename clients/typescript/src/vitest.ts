@@ -12,9 +12,14 @@
  *
  * What came to the inbox of a test that failed is printed beside its failure.  A test that finds no
  * relay, or waits in vain, says so before Vitest ends it, which says no more than that it took long.
+ * Where no relay answers, a run waits for it once.
  */
 
+import { existsSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { isMainThread } from "node:worker_threads";
 import { test as base } from "vitest";
+import { type Away, awayIn } from "./away.js";
 import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
@@ -78,6 +83,22 @@ function hasten(inbox: Inbox, left: () => number | undefined): void {
   Object.defineProperty(inbox, "timeout", { get, set, configurable: true, enumerable: true });
 }
 
+/**
+ * What the files of a run know, each of which has a process or a thread of its own: where tools leave
+ * what they may lose.  A run is known by Vitest's own process, whose child or thread this is.
+ */
+function awayFrom(folder: string): Away {
+  const modules = join(folder, "node_modules");
+  if (existsSync(modules)) {
+    const run = isMainThread ? process.ppid : process.pid;
+    return awayIn(join(modules, ".cache", "relay-client", "away.json"), String(run));
+  }
+  const above = dirname(folder);
+  return above === folder ? new Map() : awayFrom(above);
+}
+
+const AWAY = awayFrom(process.cwd());
+
 type Use<T> = (value: T) => Promise<void>;
 
 /** For a `test` of your own: `base.extend(fixtures)`. */
@@ -100,7 +121,7 @@ export const fixtures = {
     use: Use<Inbox>,
   ): Promise<void> => {
     const left = PATIENCE.get(relay) ?? patience(task);
-    const inbox = await inboxOf(relay, inboxOptions, task.name);
+    const inbox = await inboxOf(relay, inboxOptions, task.name, AWAY);
     hasten(inbox, left);
     await use(inbox);
     if (task.result?.state === "fail") {
@@ -113,7 +134,7 @@ export const fixtures = {
     { relay, task }: { relay: Relay } & Context,
     use: Use<SmtpServer>,
   ): Promise<void> => {
-    await use(await smtpServerOf(relay, task.name));
+    await use(await smtpServerOf(relay, task.name, AWAY));
   },
 };
 
