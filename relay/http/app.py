@@ -277,7 +277,16 @@ async def _answer_error(error: Exception) -> Response:
     problem = _problem_of(error)
     if has_request_context() and request.path.startswith(answers.PREFIX):
         return answers.refusal(problem)
+    if problem.status == 401 and has_request_context() and not _is_ours():
+        calls = current_app.url_map.bind("")
+        problem = answers.not_let_in(calls, path_of(request), request.method, problem)
     return problem.response()
+
+
+def _is_ours() -> bool:
+    """Whether who calls has what no other program's client has: a bearer token, or a cookie."""
+    said = request.headers.get("Authorization", "")
+    return said.lower().startswith("bearer") or bool(request.cookies)
 
 
 _PLAIN = "There is a WebSocket at this address, and nothing else."

@@ -104,6 +104,14 @@ def another_programs(name: str, place: str) -> Problem:
     )
 
 
+def another_programs_too(name: str, place: str) -> Problem:
+    """Return the 401 of a path that another program has, too, whose calls are elsewhere here."""
+    return unauthenticated(
+        "This call needs an Authorization header with a bearer token; "
+        f"{name}'s calls are under {place}."
+    )
+
+
 def message_not_found() -> Problem:
     """Return the 404 of a message that is not in this mailbox."""
     return Problem(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from quart import Response
 from werkzeug.routing import MapAdapter
 
-from relay.http.problems import Problem, another_programs, from_status
+from relay.http.problems import Problem, another_programs, another_programs_too, from_status
 
 PREFIX = "/compat/"
 """The beginning of the paths of all calls here."""
@@ -30,10 +30,21 @@ def refusal(problem: Problem) -> Response:
 
 def not_here(calls: MapAdapter, path: str, method: str) -> Problem:
     """Return the 404 of a path at which there is nothing; of another program's own, where it is."""
+    theirs = _theirs(calls, path, method)
+    return from_status(404) if theirs is None else another_programs(*theirs)
+
+
+def not_let_in(calls: MapAdapter, path: str, method: str, problem: Problem) -> Problem:
+    """Return the 401 of a call; of one that another program has, too, where that is."""
+    theirs = _theirs(calls, path, method)
+    return problem if theirs is None else another_programs_too(*theirs)
+
+
+def _theirs(calls: MapAdapter, path: str, method: str) -> tuple[str, str] | None:
     for name, place in (("Mailpit", f"{PREFIX}mailpit"), ("MailHog", f"{PREFIX}mailhog")):
         if calls.test(f"{place}{path}", method):
-            return another_programs(name, place)
-    return from_status(404)
+            return name, place
+    return None
 
 
 def bad(said: str) -> Problem:

@@ -119,6 +119,24 @@ async def test_who_calls_another_program_at_its_own_path_is_told_where_it_is(
         assert answer.json()["type"].endswith("not-found")
 
 
+async def test_who_calls_it_where_this_relay_has_a_call_is_told_so_too(house: House):
+    """Where nothing is said of who calls, or by Basic as there; not to who has the wrong token."""
+    said = "This call needs an Authorization header with a bearer token; Mailpit's calls are under"
+    for path in ("/api/v1/messages", "/api/v1/messages?limit=1", "/api/v1/info"):
+        for headers in ({}, {"Authorization": "Basic YTpi"}):
+            answer = await house.client.get(path, headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["WWW-Authenticate"] == 'Bearer realm="relay"'
+            assert answer.json()["detail"] == f"{said} /compat/mailpit."
+    for path, headers in (
+        ("/api/v1/messages", {"Authorization": "Bearer rk_unknown"}),
+        ("/api/v1/queue", {}),
+    ):
+        answer = await house.client.get(path, headers=headers)
+        assert answer.status_code == 401
+        assert "Mailpit" not in answer.json()["detail"]
+
+
 async def test_other_sites_reach_nothing(house: House):
     """A foreign Host or Origin is refused before the credential is looked at."""
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
