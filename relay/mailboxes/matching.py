@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from relay.db.text import like_pattern, storable
+from relay.db.text import holds, sought, storable
 from relay.mailboxes.query import Term
 
 SENDER = "coalesce(s.from_address, m.reverse_path)"
@@ -88,30 +88,28 @@ def _part(
     if term.field == "tag":
         values[name] = storable(value)
         return f"lower(%({name})s::text) = ANY (lower(s.tags::text)::text[])"
-    # What has no case, as codes and numbers do, need not be folded: a third of the cost.
-    operator = "ILIKE" if _has_case(value) else "LIKE"
-    like = f"{operator} %({name})s"
-    values[name] = like_pattern(value)
+    values[name] = sought(value)
+
+    def held(text: str) -> str:
+        return holds(text, name, value)
+
     if term.field == "subject":
-        return f"s.subject {like}"
+        return held("s.subject")
     if term.field == "to":
-        return f"{recipient} {like} OR {IN_UNICODE} {like}"
+        return f"{held(recipient)} OR {held(f'({IN_UNICODE})')}"
     # As it would stand in JSON: what is not there cannot be in the name.
-    values[f"{name}_json"] = like_pattern(json.dumps(storable(value), ensure_ascii=False)[1:-1])
-    by_sender = f"""{sender} {like}
-        OR CASE WHEN {DETAILS} {operator} %({name}_json)s
-           THEN relay.sender_of({DETAILS}) {like} END"""
+    in_json = json.dumps(storable(value), ensure_ascii=False)[1:-1]
+    values[f"{name}_json"] = sought(in_json)
+    by_sender = f"""{held(sender)}
+        OR CASE WHEN {holds(DETAILS, f"{name}_json", in_json)}
+           THEN {held(f"relay.sender_of({DETAILS})")} END"""
     if term.field == "from":
         return by_sender
-    return f"""s.subject {like}
-        OR {recipient} {like}
-        OR {IN_UNICODE} {like}
-        OR {TEXT} {like}
+    return f"""{held("s.subject")}
+        OR {held(recipient)}
+        OR {held(f"({IN_UNICODE})")}
+        OR {held(TEXT)}
         OR {by_sender}"""
-
-
-def _has_case(text: str) -> bool:
-    return not text.isascii() or any(map(str.isalpha, text))
 
 
 _OF_MESSAGES = ("unread", "before", "larger", "smaller")
