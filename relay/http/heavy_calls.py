@@ -1,22 +1,26 @@
-"""Turns for heavy calls: searches, long pages, and changes of all that a search finds.
+"""Turns for heavy calls (searches, long pages, changes of all that a search finds), and for looks.
 
 A search may read through much mail, for a second and more, and keeps one of the pool's connections
 meanwhile; a page of whole messages, or of more than `SHORT` entries, is as much work as a hundred
 other calls, for the relay's one thread. So few run at once, of one owner fewer; the others wait, as
 a rule some milliseconds.  Calls that are not heavy take no turn, and never wait.
 
+Whoever waits for mail, or follows it, looks whenever some came: one mail may wake very many. Looks
+at what is new take turns of their own. Meanwhile more mail may come, and is seen by the same look.
+
 Promises
   * At most `AT_ONCE` heavy calls run at once, `OF_ONE` of them for one owner; one is the
-    administrator's (`FairLimiter`).
+    administrator's (`FairLimiter`).  So it is with looks.
+  * A look is one step among what one mailbox got, or goes by no text: else it takes a heavy call's
+    turn.
 
-Fails with 503 after `PATIENCE` seconds without a turn.  A wait takes one as long as it reads what
-was there before.
+Fails with 503 after `PATIENCE` seconds without a heavy call's turn; looks wait for theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Hashable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from quart import request
 
@@ -27,7 +31,7 @@ from relay.http.problems import unavailable
 from relay.ports.proxy import Network
 
 AT_ONCE, OF_ONE = 4, 2
-"""Calls that run: half of a small pool, and for one owner half of that."""
+"""Calls that run, and looks: half of a small pool, and for one owner half of that."""
 SHORT = 50
 """Entries of a list that is given without a turn."""
 PATIENCE = 10.0
@@ -40,6 +44,11 @@ class HeavyCalls:
     def __init__(self, trusted_proxies: Collection[Network]) -> None:
         self._trusted = trusted_proxies
         self._turns = FairLimiter(AT_ONCE, OF_ONE, kept=1)
+        self._looks = FairLimiter(AT_ONCE, OF_ONE, kept=1)
+
+    def look(self, owner: Hashable) -> AbstractAsyncContextManager[None]:
+        """Hold a turn for a look at what is new, within the block."""
+        return self._looks.turn(owner)
 
     @asynccontextmanager
     async def turn(self, call: Call) -> AsyncIterator[None]:

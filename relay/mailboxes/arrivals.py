@@ -5,20 +5,22 @@ caller that goes on from what it got last sees every message once, also when one
 took longer to parse.
 
 Promises: every call answers None from the instant at which the mailbox is over (`visibility.py`),
-and nothing is marked read.  Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid`
-for an `after` that is neither a message nor a time.
+and nothing is marked read; no look reads messages for much more than a second: it says where to go
+on, and whoever looks again looks at nothing twice.  Fails with `DatabaseUnavailable` (temporary)
+from the pool, `Invalid` for an `after` that is neither a message nor a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import trio
 
 from relay.db.pool import Pool
-from relay.db.text import like_pattern, storable
+from relay.db.text import holds, sought, storable
 from relay.errors import Invalid
 from relay.ids import parse_uuid
 from relay.mailboxes import search
@@ -31,22 +33,41 @@ from relay.mailboxes.records import (
     Found,
     News,
     Placed,
+    ReceivedMessage,
     entry_of,
     message_of,
 )
 from relay.mailboxes.visibility import LIVE, Reach
+from relay.mailboxes.walks import SECONDS, next_step
 from relay.times import parse_instant
 
 _ANYWHERE = """
-    CROSS JOIN relay.summaries s
+    CROSS JOIN (SELECT * FROM relay.summaries WHERE seq <= k.reached) s
     JOIN relay.messages m ON m.id = s.message_id"""
+_STEP = 128  # messages of the first step of a look for some of them
+
+
+class _Look(NamedTuple):
+    """What one statement found: a match, the seconds that the mailbox has, up to where it is in
+    chunks, and of the step the last `seq` and how many messages it has."""
+
+    message: ReceivedMessage | None
+    expires_in: float
+    mark: int
+    reached: int | None
+    looked_at: int
 
 
 class Arrivals:
-    """Answers those who wait for mail in the mailboxes of one relay."""
+    """Answers those who wait for mail in the mailboxes of one relay.
 
-    def __init__(self, pool: Pool) -> None:
+    `seconds`: how long one look goes on beginning steps; `step`: messages of the first.
+    """
+
+    def __init__(self, pool: Pool, *, seconds: float = SECONDS, step: int = _STEP) -> None:
         self._pool = pool
+        self._seconds = seconds
+        self._step = step
 
     async def next_match(
         self,
@@ -55,72 +76,120 @@ class Arrivals:
         sender: str | None = None,
         subject: str | None = None,
         after: UUID | datetime | None = None,
+        above: int = 0,
+        brief: bool = False,
     ) -> Found | None:
         """The oldest parsed message that matches; None if the mailbox is no longer live.
 
         `sender` and `subject` are sub-strings without regard to case; `after` (see
         `parse_after`) is exclusive: with the id of the message before, every message comes once.
+        `above`: what the `Found` before said; `brief`: it is one step.
         """
         seq = None
         if isinstance(after, UUID):
             seq = await seq_of(self._pool, Reach(mailbox_id=mailbox_id), after)
-        values: dict[str, Any] = {
-            "mailbox": mailbox_id,
-            "from": like_pattern(sender),
-            "subject": like_pattern(subject),
-            "at": after if isinstance(after, datetime) else None,
-            "id": after if isinstance(after, UUID) and seq is None else None,
-            "seq": seq or 0,
-        }
-        if values["from"] or values["subject"] or values["at"]:
-            # Most mailboxes have no chunks: the statement that says so has looked at all there is.
-            found, mark = await self._oldest(_ANYWHERE, values, chunked=False)
-            if found is None or mark <= values["seq"]:
-                return found
-            asked = probes(storable(sender or ""), storable(subject or ""))
-
-            async def look(behind: search.Chunk | None, most: int) -> list[search.Chunk]:
-                above = values["seq"] if behind is None else behind.last_seq
-                return await search.forwards(
-                    self._pool, mailbox_id, asked, above=above, since=values["at"], most=most
-                )
-
-            ahead = search.Ahead(look)
-            batch = search.FIRST_CHUNKS
-            while mark > values["seq"]:
-                began = trio.current_time()
-                chunks = await ahead.take(batch)
-                if not chunks:
-                    values["seq"] = mark
-                    break
-                found, _ = await self._oldest(search.IN_CHUNKS, values | search.bounds(chunks))
-                if found is None or found.message is not None:
+        at = after if isinstance(after, datetime) else None
+        # An `after` whose message is gone or not parsed yet falls back to the ids' own order, which
+        # is that of arrival.
+        id = after if isinstance(after, UUID) and seq is None else None
+        values: dict[str, Any] = {"mailbox": mailbox_id, "at": at, "id": id}
+        values["seq"] = max(seq or 0, above)
+        wanted = [
+            *(("m.received_at > %(at)s",) if at else ()),
+            *(("m.id > %(id)s",) if id else ()),
+        ]
+        for name, text, needle in (
+            ("from", "coalesce(s.from_address, m.reverse_path)", sender),
+            ("subject", "s.subject", subject),
+        ):
+            if needle:
+                values[name] = sought(needle)
+                wanted.append(holds(text, name, needle))
+        until = trio.current_time() + (-1 if brief else self._seconds)
+        step = self._step if wanted else 1
+        # Most mailboxes have no chunks: the statement that says so has looked at its step.
+        by_chunks = bool(at or sender or subject)
+        while True:
+            began = trio.current_time()
+            look = await self._look(_ANYWHERE, wanted, values | {"step": step}, chunked=by_chunks)
+            if look is None:
+                return None
+            if by_chunks and look.mark > values["seq"]:
+                asked = probes(storable(sender or ""), storable(subject or ""))
+                found = await self._in_chunks(asked, wanted, values, look.mark, until)
+                if found is None or found.message is not None or found.cut:
                     return found
-                values["seq"] = chunks[-1].last_seq
-                batch = search.next_batch(
-                    len(chunks), trio.current_time() - began, found=0, missing=1
-                )
-        found, _ = await self._oldest(_ANYWHERE, values)
-        return found
+                values["seq"], by_chunks = look.mark, False
+                continue
+            if look.message is not None:
+                return Found(look.message, look.expires_in)
+            values["seq"] = look.reached or values["seq"]
+            now = trio.current_time()
+            if look.looked_at < step or now > until:
+                return Found(None, look.expires_in, values["seq"], cut=look.looked_at == step)
+            step = next_step(step, now - began)
 
-    async def _oldest(
-        self, where: str, values: dict[str, Any], *, chunked: bool = True
-    ) -> tuple[Found | None, int]:
-        """The oldest match with a `seq` above the one given, in some chunks or anywhere; and
-        `search.mark`.
+    async def _in_chunks(
+        self,
+        asked: list[int],
+        wanted: Sequence[str],
+        values: dict[str, Any],
+        mark: int,
+        until: float,
+    ) -> Found | None:
+        """What `next_match` gives, of what is in chunks up to `mark`."""
 
-        Without `chunked` nothing is looked at where that mark is above the `seq` given.
+        async def look_for(behind: search.Chunk | None, most: int) -> list[search.Chunk]:
+            above = values["seq"] if behind is None else behind.last_seq
+            return await search.forwards(
+                self._pool, values["mailbox"], asked, above=above, since=values["at"], most=most
+            )
+
+        ahead = search.Ahead(look_for)
+        batch = search.FIRST_CHUNKS
+        while True:
+            began = trio.current_time()
+            chunks = await ahead.take(batch)
+            if not chunks:
+                return Found(None, 0.0, mark)  # what is in none says how long the mailbox has
+            look = await self._look(search.IN_CHUNKS, wanted, values | search.bounds(chunks))
+            if look is None:
+                return None
+            if look.message is not None:
+                return Found(look.message, look.expires_in)
+            values["seq"] = chunks[-1].last_seq
+            now = trio.current_time()
+            if now > until:
+                return Found(None, look.expires_in, values["seq"], cut=True)
+            batch = search.next_batch(len(chunks), now - began, found=0, missing=1)
+
+    async def _look(
+        self, where: str, wanted: Sequence[str], values: dict[str, Any], *, chunked: bool = False
+    ) -> _Look | None:
+        """The oldest match with a `seq` above the one given, in some chunks or the next step.
+
+        With `chunked` nothing is looked at where `search.mark` is above the `seq` given.
         """
         rows = await self._pool.fetch(
-            # relay.summaries_mailbox gives the order.  An `after` whose message is gone or not
-            # parsed yet falls back to the ids' own order, which is that of arrival.
+            # relay.summaries_mailbox gives the order.
             f"""
-            SELECT extract(epoch FROM b.expires_at - now())::float8, k.mark, e.*
+            SELECT extract(epoch FROM b.expires_at - now())::float8,
+                   k.mark, k.reached, k.count, e.*
             FROM relay.mailboxes b
             CROSS JOIN LATERAL (
-                SELECT coalesce(max(last_seq), 0) AS mark
-                FROM relay.search_chunks
-                WHERE mailbox_id = b.id
+                SELECT (
+                           SELECT coalesce(max(last_seq), 0)
+                           FROM relay.search_chunks
+                           WHERE mailbox_id = b.id
+                       ) AS mark,
+                       max(seq) AS reached, count(*) AS count
+                FROM (
+                    SELECT seq
+                    FROM relay.summaries
+                    WHERE mailbox_id = b.id AND seq > %(seq)s
+                    ORDER BY seq
+                    LIMIT %(step)s
+                ) step
             ) k
             LEFT JOIN LATERAL (
                 SELECT {MESSAGE_COLUMNS}
@@ -128,24 +197,21 @@ class Arrivals:
                 {where}
                 WHERE s.mailbox_id = b.id
                   AND s.seq > %(seq)s
-                  AND (%(chunked)s OR k.mark <= %(seq)s)
-                  AND (%(from)s::text IS NULL
-                       OR coalesce(s.from_address, m.reverse_path) ILIKE %(from)s)
-                  AND (%(subject)s::text IS NULL OR s.subject ILIKE %(subject)s)
-                  AND (%(at)s::timestamptz IS NULL OR m.received_at > %(at)s)
-                  AND (%(id)s::uuid IS NULL OR m.id > %(id)s)
+                  AND (NOT %(chunked)s OR k.mark <= %(seq)s)
+                  AND {" AND ".join(wanted) or "true"}
                 ORDER BY s.seq
                 LIMIT 1
             ) e ON true
             WHERE b.id = %(mailbox)s
               AND {LIVE}
-            """,  # noqa: S608 - constants of this module only
-            {**values, "chunked": chunked},
+            """,  # noqa: S608 - constants of ours only
+            {"step": 0, **values, "chunked": chunked},
         )
         if not rows:
-            return None, 0
-        seconds, mark, *row = rows[0]
-        return Found(message_of(tuple(row)) if row[0] is not None else None, seconds), mark
+            return None
+        seconds, mark, reached, looked_at, *row = rows[0]
+        message = message_of(tuple(row)) if row[0] is not None else None
+        return _Look(message, seconds, mark, reached, looked_at)
 
     async def news(
         self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100

@@ -212,10 +212,16 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True)
 class Found:
-    """What a waiter found: the oldest match if any, and the seconds until the mailbox expires."""
+    """What a waiter found: the oldest match if any, and the seconds until the mailbox expires.
+
+    `above`: where the next look begins, if there is no match.  `cut`: not all was looked at yet,
+    what is there already is beyond `above`.
+    """
 
     message: ReceivedMessage | None
     expires_in: float
+    above: int = 0
+    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+import pytest
 import trio
 
 from relay.http.heavy_calls import AT_ONCE, OF_ONE, SHORT
 from relay.mailboxes.all_messages import AllMessages
+from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.messages import Messages
 from tests.eventually import eventually
 from tests.http.conftest import House
@@ -21,13 +23,14 @@ class Held:
     def __init__(self, query: Callable[..., Awaitable[Any]]) -> None:
         self._query = query
         self._let_go = trio.Event()
-        self._running = self._most = 0
+        self._running = self._most = self._ran = 0
 
     def __get__(self, reader: object, _: type) -> Callable[..., Awaitable[Any]]:
         return partial(self._run, reader)
 
     async def _run(self, *args: Any, **named: Any) -> Any:
         self._running += 1
+        self._ran += 1
         self._most = max(self._most, self._running)
         try:
             await self._let_go.wait()
@@ -51,6 +54,14 @@ class Held:
             self._let_go.set()
         assert self._most == wanted
         assert codes == [200] * len(asks)
+
+    async def in_turns(self, wanted: int, at_once: int) -> None:
+        """So many run in the end, and so many of them at once and no more."""
+        await eventually(lambda: self._running, "they run", until=lambda now: now >= at_once)
+        await trio.sleep(0.05)  # for one that would be too many
+        self._let_go.set()
+        await eventually(lambda: self._ran, "all have run", until=lambda ran: ran >= wanted)
+        assert self._most == at_once
 
 
 async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch):
@@ -98,3 +109,36 @@ async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, m
         (keys[:1] * 8, {}, 8),
     ):
         await held.at_once([partial(ask, key, params) for key in asked], wanted)
+
+
+_WAITS = {
+    "a mailbox's waits": (Arrivals, "next_match", "mailboxes/{}/messages/wait?subject=no"),
+    "a mailbox's events": (Arrivals, "news", "mailboxes/{}/events"),
+    "waits of all": (AllMessages, "next_match", "messages/wait?after=2100-01-01"),
+    "waits of all by text": (AllMessages, "next_match", "messages/wait?q=nowhere"),
+    "events of all": (AllMessages, "news", "messages/events"),
+}
+
+
+@pytest.mark.parametrize("name", _WAITS)
+async def test_looks_of_those_who_wait_take_turns(house: House, monkeypatch, name: str):
+    """One mail wakes them all; two of one owner look at once, of however many mailboxes."""
+    reader, look, url = _WAITS[name]
+    inboxes = [await house.mailbox() for _ in range(3)]
+
+    async def wait(address: str, token: dict[str, str]) -> None:
+        path = f"/api/v1/{url.format(address)}"
+        async with house.client.stream("GET", path, headers=token, timeout=60) as answer:
+            async for _ in answer.aiter_bytes():
+                pass
+
+    async with trio.open_nursery() as nursery:
+        for address, token in inboxes * 2:
+            nursery.start_soon(wait, address, token)
+        await house.waiting(count=6)
+        held = Held(getattr(reader, look))
+        monkeypatch.setattr(reader, look, held)
+        for address, _ in inboxes:
+            await house.deliver(address)
+        await held.in_turns(6, OF_ONE)
+        nursery.cancel_scope.cancel()

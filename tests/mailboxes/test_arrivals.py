@@ -5,9 +5,18 @@ from uuid import UUID
 
 import pytest
 
+from relay.db.pool import Pool
 from relay.errors import Invalid
-from relay.mailboxes.arrivals import parse_after
+from relay.mailboxes import search
+from relay.mailboxes.arrivals import Arrivals, parse_after
+from relay.mailboxes.store import Store
+from relay.mailboxes.worker import filter_of
 from tests.mailboxes.mail import deliver
+
+
+async def make(text: bytes, details: bytes) -> bytes:
+    """A filter, without a child of its own."""
+    return filter_of(text, details)
 
 
 async def test_waiters_get_the_oldest_match(pool, store, arrivals):
@@ -40,6 +49,37 @@ async def test_after_a_message_that_is_gone_goes_on(pool, store, arrivals):
     await pool.execute("SELECT pg_sleep(0.003)")
     gone = await pool.fetch_value("SELECT relay.uuidv7()")
     assert (await arrivals.next_match(mailbox, after=gone)).message is None
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_look_is_bounded_and_looks_at_nothing_twice(
+    pool: Pool, store: Store, chunked: bool
+):
+    """It says where the next one begins, in chunks or not; what comes later is found."""
+    mailbox = (await store.create()).mailbox.id
+    for number in range(9):
+        last = await deliver(pool, mailbox, f"order {number}")
+        if chunked:
+            await search.grow(pool, mailbox, make, size=3)
+    hasty = Arrivals(pool, seconds=-1, step=4)
+    # Its parts are in every filter, and it is in no subject.
+    look, looks, above = None, 0, 0
+    while look is None or look.cut:
+        look = await hasty.next_match(mailbox, subject="order order", above=above, brief=not looks)
+        assert look is not None
+        assert look.message is None
+        looks, above = looks + 1, look.above
+    assert looks == 3
+    change = "UPDATE relay.summaries SET subject = 'order order' WHERE message_id = %s"
+    await pool.execute(change, (last,))
+    again = await hasty.next_match(mailbox, subject="order order", above=above)
+    assert again is not None
+    assert again.message is None
+    later = await deliver(pool, mailbox, "Order order now")
+    again = await hasty.next_match(mailbox, subject="order order", above=above)
+    assert again is not None
+    assert again.message is not None
+    assert again.message.id == later
 
 
 async def test_events_go_on_from_a_cursor(pool, store, arrivals):

@@ -58,6 +58,7 @@ from relay.http.resources.streams import (
     StreamQuery,
     WaitQuery,
     as_event,
+    too_much,
 )
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
@@ -67,7 +68,7 @@ from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.arrivals import parse_after
 from relay.mailboxes.changes import Change, NotParsed
 from relay.mailboxes.query import LONGEST, Term, parse
-from relay.mailboxes.records import Entry, Placed
+from relay.mailboxes.records import Entry, News, Placed
 from relay.mailboxes.visibility import Reach
 
 BASE = "/api/v1/messages"
@@ -354,27 +355,26 @@ def register(api: Api) -> None:
         terms, reach = _terms(query), reach_of(call)
         deadline, above = trio.current_time() + query.timeout, 0
         reads_old = True  # what was there before, which may be much; later looks see what is new
+        by_text = any(term.field == "any" for term in terms)
+        owner = owner_of(call.caller, request, trusted)
         with (
             slots.hold(Waiter.of(call, request, trusted), "wait"),
             watching(hub, reach.mailbox_id, call.admission) as watch,
         ):
             while True:
-                async with api.heavy_calls.turn(call) if terms and reads_old else nullcontext():
+                much = terms and (reads_old or by_text)
+                async with api.heavy_calls.turn(call) if much else api.heavy_calls.look(owner):
                     match = await everything.next_match(reach, terms, after=after, above=above)
                 if match is None:
                     raise mailbox_not_found()
                 if match.message is not None:
                     message, placed = match.message
-                    owner, shown = owner_of(call.caller, request, trusted), message.as_json()
-                    return await api.downloads.json(owner, shown | placed.as_json(), message.loaded)
+                    shown = message.as_json() | placed.as_json()
+                    return await api.downloads.json(owner, shown, message.loaded)
                 above, reads_old = match.above, match.cut
                 left = deadline - trio.current_time()
                 if left <= 0 and match.cut:
-                    raise unavailable(
-                        "There is more mail than a wait looks through in this time; say `after`, "
-                        "or more of what to wait for.",
-                        retry_after=1,
-                    )
+                    raise too_much()
                 if left <= 0:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
@@ -420,9 +420,15 @@ def register(api: Api) -> None:
         else:
             cursor = await everything.cursor_after(reach, last)
 
+        owner = owner_of(call.caller, request, trusted)
+
+        async def look(cursor: int | None) -> News[tuple[Entry, Placed]] | None:
+            async with api.heavy_calls.look(owner):
+                return await everything.news(reach, cursor)
+
         def follow(watch: Watch) -> AsyncGenerator[list[tuple[Entry, Placed]], None]:
             return entries(
-                lambda cursor: everything.news(reach, cursor), watch, cursor,
+                look, watch, cursor,
                 expires_in=None, draining=draining,
                 keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
             )  # fmt: skip

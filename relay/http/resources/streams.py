@@ -20,7 +20,7 @@ look again, for mail and for their keys.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Hashable
 from contextlib import aclosing
 from typing import Annotated, Literal
 
@@ -46,7 +46,7 @@ from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiters import Waiter, Watch, watching
 from relay.mailboxes.arrivals import parse_after
-from relay.mailboxes.records import Entry, Mailbox, Placed
+from relay.mailboxes.records import Entry, Mailbox, News, Placed
 from relay.mailboxes.visibility import Reach
 
 NEW_MESSAGE = "new_message"
@@ -145,22 +145,33 @@ def register(api: Api) -> None:
         after = None if query.after is None else parse_after(query.after)
         mailbox_id = call.mailbox.id
         waiter = Waiter.of(call, request, trusted)
-        deadline = trio.current_time() + query.timeout
+        owner = owner_of(call.caller, request, trusted)
+        deadline, above, much = trio.current_time() + query.timeout, 0, False
         with (
             slots.hold(waiter, "wait"),
             watching(hub, mailbox_id, call.admission) as watch,
         ):
             while True:
-                found = await arrivals.next_match(
-                    mailbox_id, sender=query.sender, subject=query.subject, after=after
-                )
+                turn = api.heavy_calls.turn(call) if much else api.heavy_calls.look(owner)
+                async with turn:
+                    found = await arrivals.next_match(
+                        mailbox_id,
+                        sender=query.sender, subject=query.subject,
+                        after=after, above=above, brief=not much,
+                    )  # fmt: skip
                 if found is None:
                     raise mailbox_not_found()
                 if found.message is not None:
                     message = found.message
-                    owner = owner_of(call.caller, request, trusted)
                     return await api.downloads.json(owner, message.as_json(), message.loaded)
+                above = found.above
+                if found.cut and not much:
+                    much = True
+                    continue
+                much = found.cut
                 left = deadline - trio.current_time()
+                if left <= 0 and much:
+                    raise too_much()
                 if left <= 0:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
@@ -168,7 +179,7 @@ def register(api: Api) -> None:
                 await pause(
                     call,
                     watch,
-                    min(left, until_next(False, found.expires_in)),
+                    min(left, until_next(much, found.expires_in)),
                     keep_alive_every=limits.keep_alive_every,
                 )
 
@@ -198,12 +209,13 @@ def register(api: Api) -> None:
         waiter = Waiter.of(call, request, trusted)
         slots.check(waiter)
         cursor = await start(call.mailbox, request.headers.get("Last-Event-ID", call.query.after))
+        owner = owner_of(call.caller, request, trusted)
         return events_of(
             api,
             call,
             waiter,
             Reach(mailbox_id=call.mailbox.id),
-            lambda watch: follow(call, watch, cursor),
+            lambda watch: follow(call, owner, watch, cursor),
             as_event,
         )
 
@@ -248,7 +260,7 @@ def register(api: Api) -> None:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(discard)
                 try:
-                    async with aclosing(follow(call, watch, cursor)) as pages:
+                    async with aclosing(follow(call, owner, watch, cursor)) as pages:
                         async for page in pages:
                             with api.downloads.held(owner, loaded_of(page)):
                                 for entry, placed in page:
@@ -268,14 +280,28 @@ def register(api: Api) -> None:
                 await websocket.close(1000, "the mailbox is over")
 
     def follow(
-        call: Call, watch: Watch, cursor: int | None
+        call: Call, owner: Hashable, watch: Watch, cursor: int | None
     ) -> AsyncGenerator[list[tuple[Entry, Placed]], None]:
         mailbox: Mailbox = call.mailbox
+
+        async def look(cursor: int | None) -> News[tuple[Entry, Placed]] | None:
+            async with api.heavy_calls.look(owner):
+                return await arrivals.news(mailbox.id, cursor)
+
         return entries(
-            lambda cursor: arrivals.news(mailbox.id, cursor), watch, cursor,
+            look, watch, cursor,
             expires_in=mailbox.expires_in, draining=draining,
             keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
         )  # fmt: skip
+
+
+def too_much() -> Problem:
+    """Return the 503 of a wait that has not looked at all that is there."""
+    return unavailable(
+        "There is more mail than a wait looks through in this time; say `after`, or more of what "
+        "to wait for.",
+        retry_after=1,
+    )
 
 
 class ArrivedMessage(PlacedEntry):
