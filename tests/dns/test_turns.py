@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from relay.dns.turns import Turns
+from relay.dns.turns import ASKER, Turns
 
 
 class Asking:
@@ -86,5 +86,35 @@ async def test_who_gives_up_waiting_is_passed_over(autojump_clock):
         asking.scopes[2].cancel()
         await trio.sleep(1.5)
         assert asking.began == {0: 0.0, 3: 1.0}
+        nursery.cancel_scope.cancel()
+    assert (len(turns), turns.late) == (0, 0)
+
+
+async def test_who_asks_much_waits_behind_who_asks_little(autojump_clock):
+    """However many of his questions wait, and came first; and the last turns of all are for who
+    has nothing under way."""
+    turns = Turns(8, patience=1.0, most_late=4)
+    began: list[str] = []
+
+    async def ask(asker: str) -> None:
+        ASKER.set(asker)
+        turn = await turns.take()
+        began.append(asker)
+        try:
+            await trio.sleep_forever()
+        finally:
+            turns.end(turn)
+
+    async with trio.open_nursery() as nursery:
+        for asker in ("a", "b", "c"):
+            for _ in range(10):
+                nursery.start_soon(ask, asker)
+                await wait_all_tasks_blocked()
+        await trio.sleep(5.0)
+        assert sorted(began) == ["a"] * 8 + ["b", "c"]
+        nursery.start_soon(ask, "d")
+        nursery.start_soon(ask, "e")
+        await wait_all_tasks_blocked()
+        assert began[10:] == ["d", "e"] or began[10:] == ["e", "d"]
         nursery.cancel_scope.cancel()
     assert (len(turns), turns.late) == (0, 0)

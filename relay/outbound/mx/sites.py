@@ -10,6 +10,7 @@ Promises
 - It asks for its exchangers' addresses in the order of their preference, `AT_ONCE` questions at a
   time, whatever a stranger publishes, and until `ADDRESSES` seconds have passed: an exchanger
   whose addresses are known then is used, and of the others there was no answer.
+- All that is asked for one domain is one asker's (`relay.dns.turns`).
 - At most `MOST_KNOWN` domains are remembered, the least recently looked up go first.
 
 Fails with an `Unreachable` that says for how long.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from relay.dns.questions import Answer, Question, Status
+from relay.dns.turns import ASKER
 from relay.outbound.mx.exchangers import (
     Exchanger,
     Unreachable,
@@ -156,8 +158,12 @@ class Sites:
         found: Site | Unreachable = Unreachable(
             False, "4.4.3", f"the domain's servers were not found within {LOOK_UP:g} s"
         )
-        with trio.move_on_after(LOOK_UP):
-            found = await self._find(domain)
+        token = ASKER.set(domain)
+        try:
+            with trio.move_on_after(LOOK_UP):
+                found = await self._find(domain)
+        finally:
+            ASKER.reset(token)
         if isinstance(found, Site) or found.permanent:
             self._known[domain] = _Known(found, trio.current_time() + FRESH)
             self._known.move_to_end(domain)

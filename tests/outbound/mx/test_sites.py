@@ -7,6 +7,8 @@ from collections import Counter
 import trio
 
 from relay.dns.resolver import Resolver
+from relay.dns.turns import AT_ONCE as DNS_AT_ONCE
+from relay.dns.turns import MOST_LATE
 from relay.outbound.mx.exchangers import MOST_EXCHANGERS
 from relay.outbound.mx.sites import ADDRESSES, AT_ONCE, LOOK_UP, Site, Sites
 from tests.dns.server import DnsServer
@@ -43,6 +45,26 @@ async def test_domains_of_silent_exchangers_take_few_turns_each(autojump_clock, 
     assert resolver.statistics().in_flight == asking, "none was given up, and none added"
     asked = Counter(name for name, kind in server.asked if kind != "MX" and "silent" in name)
     assert asked == {f"silent.m{n}.{domain}": 2 for domain in hostile for n in (1, 2)}
+    nursery.cancel_scope.cancel()
+
+
+async def test_more_questions_than_may_be_asked_keep_nobody_from_asking(autojump_clock, nursery):
+    """A hundred and twenty such domains have more questions than turns; another's domain is found
+    before the first of these is given up."""
+    zone = dict(GOOD)
+    hostile = [f"s{number}.example" for number in range(120)]
+    assert len(hostile) * AT_ONCE > DNS_AT_ONCE + MOST_LATE > len(hostile)
+    for domain in hostile:
+        zone |= silent(domain)
+    server = await nursery.start(DnsServer(zone).run)
+    resolver = Resolver([server.address], server_timeout=60.0, ask_timeout=60.0)
+    all_of = sites(resolver)
+    for domain in hostile:
+        nursery.start_soon(all_of.look_up, domain)
+    asking = len(hostile) * AT_ONCE
+    await eventually(lambda: resolver.statistics().in_flight == asking, "all ask for addresses")
+    assert isinstance(await all_of.look_up("good.example"), Site)
+    assert resolver.statistics().in_flight == asking, "none was given up, and none added"
     nursery.cancel_scope.cancel()
 
 
