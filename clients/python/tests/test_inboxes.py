@@ -609,7 +609,10 @@ def test_what_is_sent_is_followed(relay: Relay, inbox: Inbox, tmp_path: Path) ->
     assert [one.content for one in message.attachments] == [b"read me", b"\0", b"1"]
     assert message.attachments[0].content_type == "text/plain"
     assert len(inbox.messages()) == 1
-    assert relay.outbound(sent.id).entry()["attempts"] == 1
+    entry = relay.outbound(sent.id).entry()
+    assert (entry.status, entry.attempts, entry.next_retry_at) == ("sent", 1, None)
+    assert entry.sent_at is not None
+    assert timedelta(0) <= entry.sent_at - entry.created_at < timedelta(minutes=1)
     (lost,) = relay.send(from_="shop@relay.localhost", to="nobody@relay.localhost", text="x")
     with pytest.raises(NotDelivered, match=r"the message is bounced, and will not be sent: .*550"):
         relay.outbound(lost.id).wait("sent")
@@ -633,6 +636,8 @@ def _spelt(schema: dict[str, Any]) -> str:
         return f"{_spelt(one)} | None"
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
+    if schema.get("format") == "date-time":
+        return "datetime"
     return {"string": "str", "integer": "int"}[schema["type"]]
 
 
@@ -672,7 +677,7 @@ def test_the_async_client_has_the_same_surface(
             (sent,) = await client.send(from_="a@relay.localhost", to=inbox.address, text="x")
             await sent.wait()
             assert await sent.status == "sent"
-            assert (await client.outbound(sent.id).entry())["status"] == "sent"
+            assert (await client.outbound(sent.id).entry()).status == "sent"
             assert len(await inbox.wait_many(2)) == 2
             await message.delete()
             await message.delete()  # twice does no harm

@@ -27,6 +27,7 @@ const count: Shape = (value) => Number.isSafeInteger(value) && (value as number)
 const id: Shape = (value) => typeof value === "string" && ID.test(value);
 const time: Shape = (value) =>
   typeof value === "string" && TIME.test(value) && !Number.isNaN(Date.parse(value));
+const maybeTime: Shape = (value) => value === null || time(value);
 
 /** host:port, or null. */
 const maybePlace: Shape = (value) =>
@@ -112,7 +113,24 @@ export const CHECKS = record({
 
 export const SENT = record({ messages: every(record({ id, recipient: maybeText })) });
 
-export const OUTBOUND = record({ id, status: text, error: maybeText });
+export const OUTBOUND = record({
+  id,
+  sender: maybeText,
+  recipient: maybeText,
+  subject: maybeText,
+  status: text,
+  attempts: count,
+  next_retry_at: maybeTime,
+  sent_at: maybeTime,
+  priority: text,
+  error: maybeText,
+  created_at: time,
+  not_after: maybeTime,
+  tag: maybeText,
+  peer: maybeText,
+  tls: maybeText,
+  reply: maybeText,
+});
 
 export const INFO = record({
   version: text,

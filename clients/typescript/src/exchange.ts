@@ -23,11 +23,8 @@ import { Refused, RelayError, Unreachable, hide } from "./errors.js";
 import { type RelayOptions, target } from "./options.js";
 import { inALine } from "./text.js";
 
-export type { Answer } from "./call.js";
-export type { RelayOptions } from "./options.js";
-
 /** For how long a call is repeated that has no deadline of its own. */
-export const RETRY_TIMEOUT = 10_000;
+const RETRY_TIMEOUT = 10_000;
 
 const GRACE = 5_000; // by which the answer to a wait may be late
 const WHOLE = 120_000; // until an answer has been read

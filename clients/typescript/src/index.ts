@@ -20,7 +20,7 @@ export {
   Unreachable,
   WaitTimeout,
 } from "./errors.js";
-export type { RelayOptions } from "./exchange.js";
+export type { RelayOptions } from "./options.js";
 export type {
   AttachmentData,
   Check,
@@ -30,6 +30,7 @@ export type {
   MessageData,
   MessageHeaders,
   OutboundEntry,
+  State,
 } from "./records.js";
 export {
   Attachment,

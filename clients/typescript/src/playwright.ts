@@ -26,7 +26,6 @@ import {
   expect,
 } from "@playwright/test";
 import { type Away, awayIn } from "./away.js";
-import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
   type SmtpServer,
@@ -35,6 +34,7 @@ import {
   inboxOf,
   smtpServerOf,
 } from "./fixtures.js";
+import type { RelayOptions } from "./options.js";
 import { type Inbox, Relay } from "./relay.js";
 import { NAME, inALine, visible } from "./text.js";
 

@@ -172,6 +172,9 @@ export function parsedInfo(found: InfoJson): Info {
   return { version, smtp, submission, domains, capture, starttls, publicUrl };
 }
 
+/** Where a message that was sent is. */
+export type State = Schemas["State"];
+
 /** What has become of a message that was sent: status, attempts, error, times. */
 export interface OutboundEntry {
   id: string;
@@ -179,7 +182,7 @@ export interface OutboundEntry {
   sender: string | null;
   recipient: string | null;
   subject: string | null;
-  status: Schemas["State"];
+  status: State;
   attempts: number;
   nextRetryAt: Date | null;
   sentAt: Date | null;

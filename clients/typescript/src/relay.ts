@@ -7,7 +7,7 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import * as answers from "./answers.js";
-import { noRelay } from "./call.js";
+import { type Answer, noRelay } from "./call.js";
 import {
   NotDelivered,
   Refused,
@@ -17,16 +17,15 @@ import {
   WaitTimeout,
 } from "./errors.js";
 import {
-  type Answer,
   Exchange,
   LIST_BYTES,
   MESSAGE_BYTES,
   RAW_BYTES,
-  type RelayOptions,
   type RepeatableRequest,
   decoded,
   paused,
 } from "./exchange.js";
+import type { RelayOptions } from "./options.js";
 import {
   AttachmentData,
   type AttachmentJson,
@@ -40,6 +39,7 @@ import {
   type OutboundEntry,
   type OutboundEntryJson,
   type RefusedJson,
+  type State,
   type WholeEntryJson,
   parsedEntry,
   parsedInfo,
@@ -80,7 +80,7 @@ const LOOK_CAPTURED = 250; // between two looks for a mailbox that its first mai
 const FIRST_LOOK = 20; // between two looks at what was sent
 const LAST_LOOK = 500;
 const ENDS = new Set(["sent", "failed", "bounced", "cancelled"]);
-const STATES: readonly OutboundEntry["status"][] = [
+const STATES: readonly State[] = [
   ...(["queued", "processing", "sent", "failed"] as const),
   ...(["bounced", "cancelled", "held"] as const),
 ];
@@ -494,7 +494,8 @@ export class Inbox implements AsyncDisposable {
       }
       const refused = await this.#refused(deadline);
       const captured = await this.#captured(deadline);
-      const untold = entries.length === 0 && (await this.#isUntold(deadline));
+      const nothing = entries.length + found.length + refused.length + captured.length === 0;
+      const untold = nothing && (await this.#isUntold(deadline));
       return inVain(what, timeout, entries, found, refused, captured, untold);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
@@ -665,7 +666,7 @@ export class Outbound {
   }
 
   /** Where it is now: queued, processing, sent, failed, bounced, cancelled or held. */
-  get status(): Promise<string> {
+  get status(): Promise<State> {
     return this.entry().then((found) => found.status);
   }
 
@@ -682,7 +683,7 @@ export class Outbound {
 
   /** Wait until it has that status; `NotDelivered` once it never will, or `WaitTimeout`. */
   async wait(
-    status: OutboundEntry["status"] = "sent",
+    status: State = "sent",
     { timeout = TIMEOUT }: { timeout?: number } = {},
   ): Promise<void> {
     const deadline = performance.now() + waitable(timeout);

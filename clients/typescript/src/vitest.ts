@@ -20,7 +20,6 @@ import { dirname, join } from "node:path";
 import { isMainThread } from "node:worker_threads";
 import { test as base } from "vitest";
 import { type Away, awayIn } from "./away.js";
-import type { RelayOptions } from "./exchange.js";
 import {
   type FixtureInboxOptions,
   type SmtpServer,
@@ -28,6 +27,7 @@ import {
   inboxOf,
   smtpServerOf,
 } from "./fixtures.js";
+import type { RelayOptions } from "./options.js";
 import { type Inbox, PATIENCE, Relay } from "./relay.js";
 import { inALine } from "./text.js";
 import { TIMEOUT } from "./waiting.js";

@@ -141,7 +141,7 @@ export function lineOf(
 /**
  * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
  * there are as many; `found` are the ids of those that were waited for; `refused` are recipients, and
- * so are `captured`; `untold` is whether the relay would not tell of these.
+ * so are `captured`; `untold` is whether nothing came, and the relay would not tell of these.
  */
 export function inVain(
   what: string,
@@ -163,7 +163,7 @@ export function inVain(
   const astray = captured.map(({ address, count: so }) =>
     so === 1 ? address : `${address} (${so} messages)`,
   );
-  const hint = untold && refused.length + captured.length + found.length === 0 ? UNTOLD : "";
+  const hint = untold ? UNTOLD : "";
   return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray, hint);
 }
 

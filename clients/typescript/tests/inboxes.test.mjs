@@ -376,6 +376,28 @@ test("a wait in vain at a relay that does not know who was refused says what cam
   await inbox.close();
 });
 
+test("a wait in vain that says who was refused does not ask what it would not say", async () => {
+  /** @type {string[]} */
+  const asked = [];
+  /** @type {Record<string, unknown>} */
+  const said = { wait: null, refused: [{ address: "ax@b", reply: "550 No" }] };
+  const key = new Relay({
+    url: "http://x",
+    token: "rk_x",
+    fetch: async (input) => {
+      const name = new URL(String(input)).pathname.split("/").pop() ?? "";
+      asked.push(name);
+      return Response.json(said[name] === undefined ? [] : said[name]);
+    },
+  });
+  await assert.rejects(key.mailbox("a@b").wait({ timeout: 0 }), {
+    message:
+      "waited 0 s for any mail; nothing came; 1 recipient was refused since the inbox was made: " +
+      "ax@b (550 No)",
+  });
+  assert.deepEqual(asked, ["wait", "messages", "refused", "captured"]);
+});
+
 test(
   "a wait in vain says what was captured for the inbox's name elsewhere, to the administrator",
   withInbox(async (inbox) => {
@@ -560,7 +582,9 @@ test(
       assert.equal(sent.length, 1);
       assert.equal(sent[0]?.recipient, inbox.address);
       await sent[0]?.wait();
-      assert.equal(await sent[0]?.status, "sent");
+      /** @type {import("relay-client").State | undefined} */
+      const status = await sent[0]?.status;
+      assert.equal(status, "sent");
       id = sent[0]?.id ?? "";
     }
     const message = await inbox.wait({ subject: "Invoice" });

@@ -44,7 +44,6 @@ ONLY_PYTHON = {
         for name in ("Attachment", "Inbox", "Message", "Outbound", "Relay")
     },
     "Opening": "what makes `async with relay.inbox()` and `await relay.inbox()` one",
-    "State": "`OutboundEntry['status']`",
 }
 
 MEMBERS_ONLY_TYPESCRIPT = {

@@ -89,6 +89,10 @@ def _time(value: Any) -> bool:
     return True
 
 
+def _maybe_time(value: Any) -> bool:
+    return value is None or _time(value)
+
+
 def _fields(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(one, str) or (_texts(one) and one != [])
@@ -161,7 +165,24 @@ CHECKS = _record(
 
 SENT = _record(messages=_every(_record(id=_id, recipient=_maybe_text)))
 
-OUTBOUND = _record(id=_id, status=_text, error=_maybe_text)
+OUTBOUND = _record(
+    id=_id,
+    sender=_maybe_text,
+    recipient=_maybe_text,
+    subject=_maybe_text,
+    status=_text,
+    attempts=_count,
+    next_retry_at=_maybe_time,
+    sent_at=_maybe_time,
+    priority=_text,
+    error=_maybe_text,
+    created_at=_time,
+    not_after=_maybe_time,
+    tag=_maybe_text,
+    peer=_maybe_text,
+    tls=_maybe_text,
+    reply=_maybe_text,
+)
 
 INFO = _record(
     version=_text,

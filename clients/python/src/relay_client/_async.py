@@ -347,7 +347,7 @@ class AsyncOutbound:
         return self._status()
 
     async def _status(self) -> State:
-        return (await self.entry())["status"]
+        return (await self.entry()).status
 
     async def entry(self) -> OutboundEntry:
         """Look at it: status, attempts, error, times."""

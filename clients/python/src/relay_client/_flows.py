@@ -37,7 +37,7 @@ from relay_client._exchange import (
     decoded,
     no_relay,
 )
-from relay_client._records import JSON, OutboundEntry, State, parsed_time
+from relay_client._records import JSON, OutboundEntry, State, parsed_entry, parsed_time
 from relay_client._text import NAME, in_a_line, quoted
 from relay_client._wanted import Wanted
 from relay_client.errors import (
@@ -590,8 +590,7 @@ def _encoded(given: NewAttachment) -> JSON:
 def outbound(message_id: str, deadline: float | None = None) -> Flow[OutboundEntry]:
     """Look at a message that was sent."""
     request = ApiRequest("GET", f"/api/v1/outbound/{_part(message_id)}")
-    found: OutboundEntry = yield from call_json(request, _answers.OUTBOUND, deadline)
-    return found
+    return parsed_entry((yield from call_json(request, _answers.OUTBOUND, deadline)))
 
 
 def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
@@ -603,12 +602,12 @@ def wait_outbound(message_id: str, status: str, timeout: float) -> Flow[None]:
     pause = _LOOK
     while True:
         found = yield from outbound(message_id, max(deadline, time.monotonic() + 1.0))
-        if found["status"] == status:
+        if found.status == status:
             return
-        if found["status"] in _ENDS:
-            raise NotDelivered(found["status"], status, found["error"])
+        if found.status in _ENDS:
+            raise NotDelivered(found.status, status, found.error)
         if time.monotonic() >= deadline:
-            raise WaitTimeout(f"{message_id} to be {status}", timeout, f"it is {found['status']}")
+            raise WaitTimeout(f"{message_id} to be {status}", timeout, f"it is {found.status}")
         yield Pause(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(2 * pause, _LAST_LOOK)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from relay_client._links import is_like
 from relay_client._text import LINK, NAME, in_a_line, quoted, visible
@@ -19,30 +19,6 @@ JSON = dict[str, Any]
 
 State = Literal["queued", "processing", "sent", "failed", "bounced", "cancelled", "held"]
 """Where a message that was sent is."""
-
-
-class OutboundEntry(TypedDict):
-    """A message that was sent, as the relay writes it; times are RFC 3339.
-
-    `peer`, `tls` and `reply` are those of the last attempt.
-    """
-
-    id: str
-    sender: str | None
-    recipient: str | None
-    subject: str | None
-    status: State
-    attempts: int
-    next_retry_at: str | None
-    sent_at: str | None
-    priority: str
-    error: str | None
-    created_at: str
-    not_after: str | None
-    tag: str | None
-    peer: str | None
-    tls: str | None
-    reply: str | None
 
 
 class Headers(Mapping[str, str]):
@@ -229,6 +205,58 @@ def parsed_info(found: JSON) -> Info:
         found["capture"],
         found["starttls"],
         found["public_url"],
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class OutboundEntry(_Shown):
+    """What has become of a message that was sent."""
+
+    id: str
+    sender: str | None
+    """Its reverse-path."""
+    recipient: str | None
+    subject: str | None
+    status: State
+    attempts: int
+    next_retry_at: datetime | None
+    sent_at: datetime | None
+    priority: str
+    error: str | None
+    created_at: datetime
+    not_after: datetime | None
+    tag: str | None
+    peer: str | None
+    """The server that the last attempt spoke to."""
+    tls: str | None
+    """The version of TLS of the last attempt."""
+    reply: str | None
+    """What the server said that took it, redacted as `error` is."""
+
+
+def parsed_entry(found: JSON) -> OutboundEntry:
+    """Read the answer of `/api/v1/outbound/{id}`."""
+
+    def at(name: str) -> datetime | None:
+        return None if found[name] is None else parsed_time(found[name])
+
+    return OutboundEntry(
+        id=found["id"],
+        sender=found["sender"],
+        recipient=found["recipient"],
+        subject=found["subject"],
+        status=found["status"],
+        attempts=found["attempts"],
+        next_retry_at=at("next_retry_at"),
+        sent_at=at("sent_at"),
+        priority=found["priority"],
+        error=found["error"],
+        created_at=parsed_time(found["created_at"]),
+        not_after=at("not_after"),
+        tag=found["tag"],
+        peer=found["peer"],
+        tls=found["tls"],
+        reply=found["reply"],
     )
 
 

@@ -286,7 +286,7 @@ class Outbound:
     @property
     def status(self) -> State:
         """Where it is now: queued, processing, sent, failed, bounced, cancelled or held."""
-        return self.entry()["status"]
+        return self.entry().status
 
     def entry(self) -> OutboundEntry:
         """Look at it: status, attempts, error, times."""
