@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from relay_client._started import _environment, _installed, _ready, process_of
+from relay_client._local_relay import _environment, _installed, _ready, process_of
 
 
 class Restartable:

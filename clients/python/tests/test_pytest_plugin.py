@@ -21,9 +21,18 @@ from cases import CASES
 
 import relay_client
 from relay_client import Relay, RelayError
+from relay_client._local_relay import (
+    _OURS,
+    Process,
+    _runs,
+    _watch,
+    process_of,
+    running,
+    started,
+    stop,
+)
 from relay_client._records import parsed_info
-from relay_client._started import _OURS, Process, _runs, _watch, process_of, running, started, stop
-from relay_client.pytest_plugin import smtp_server_of
+from relay_client._smtp_server import smtp_server_of
 
 _SENDS = """
 import smtplib

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from serving import Meet, meeting
 
-from relay_client._started import _installed
+from relay_client._local_relay import _installed
 
 
 @contextmanager

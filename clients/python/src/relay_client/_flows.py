@@ -100,13 +100,13 @@ _STATES: tuple[str, ...] = get_args(State)
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
 
 
-class _Testing:
+class _CurrentTest:
     """What the pytest plug-in knows of the test that runs."""
 
     login: str | None = None
 
 
-TESTING = _Testing()
+CURRENT_TEST = _CurrentTest()
 
 
 class InboxHandle:
@@ -121,7 +121,7 @@ class InboxHandle:
         if session_token is not None and not _answers.is_token(session_token):
             raise RelayError("the inbox's token has characters that no token has")
         self.session_token = session_token
-        self.login = TESTING.login
+        self.login = CURRENT_TEST.login
         """As whom the application signs in that sends to it, where that is known."""
         self.by_key = False
         """Whether a key opens it: what is captured is the administrator's, and not told."""

@@ -17,12 +17,10 @@ leaves inboxes, and the data of a relay that was started, as they are;
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Generator, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Callable, TypeVar
 
 import httpx
 import pytest
@@ -39,22 +37,17 @@ from relay_client import (
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
-from relay_client._connect import is_loopback
-from relay_client._flows import TESTING
+from relay_client._flows import CURRENT_TEST
+from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
-from relay_client._saying import Kept, Missing, Progress
-from relay_client._started import Process, ended, opens, running, started, stop
-from relay_client._text import NAME, in_a_line, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from relay_client._run_report import Progress, RunReport, mail_to
+from relay_client._smtp_server import SmtpServer as SmtpServer
+from relay_client._smtp_server import login_of, smtp_server_of
+from relay_client._text import visible
 
 T = TypeVar("T")
 
-_BACK = 0.5  # s in which a relay answers that did not before
-_SHOWN = 20  # messages of a report
-_REPORTS_WITHIN = 5.0  # s, or it says that they cannot be read
-_MOST = 4000  # characters of a message's text there, and of its code and links
+_PROBE_TIMEOUT = 0.5  # s in which a relay answers that did not before
 _NAMES = Signature(
     [
         Parameter("ttl", Parameter.POSITIONAL_OR_KEYWORD, default=None),
@@ -64,42 +57,6 @@ _NAMES = Signature(
 )
 """What the marker takes: what `Relay.inbox` does."""
 _TTL = 60.0  # minutes for which an inbox lives, if the run is killed before it ends it
-
-
-class SmtpServer(NamedTuple):
-    """Where an application hands over its mail, in clear."""
-
-    host: str
-    port: int
-    user: str
-    """Of this test; it becomes a tag of what is captured.  Empty where nobody can sign in."""
-    password: str
-    tls: bool
-    """Whether STARTTLS is offered; the certificate may be one that only its own machine trusts."""
-
-    def django(self) -> Mapping[str, Any]:
-        """Return Django's settings."""
-        return {
-            "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
-            "EMAIL_HOST": self.host,
-            "EMAIL_PORT": self.port,
-            "EMAIL_HOST_USER": self.user,
-            "EMAIL_HOST_PASSWORD": self.password,
-            "EMAIL_USE_TLS": False,
-            "EMAIL_USE_SSL": False,
-        }
-
-    def flask_mail(self) -> Mapping[str, Any]:
-        """Return Flask-Mail's settings."""
-        return {
-            "MAIL_SERVER": self.host,
-            "MAIL_PORT": self.port,
-            "MAIL_USERNAME": self.user,
-            "MAIL_PASSWORD": self.password,
-            "MAIL_USE_TLS": False,
-            "MAIL_USE_SSL": False,
-            "MAIL_SUPPRESS_SEND": False,
-        }
 
 
 class _Relays:
@@ -112,8 +69,7 @@ class _Relays:
         self._keeps = bool(config.getoption("relay_keep"))
         self._ours: tuple[Path, Process] | None = None
         self._away: tuple[RelayError, str] | None = None
-        self.missing = Missing()
-        self.kept = Kept()
+        self.report = RunReport()
 
     def found(self, factory: pytest.TempPathFactory) -> Relay:
         """Return the relay of this run; where there is none the test fails, and that is said."""
@@ -121,17 +77,17 @@ class _Relays:
         try:
             relay = Relay(*self._where(factory))
         except RelayError as error:
-            self.missing.fail(error)
+            self.report.fail(error)
         try:
             relay.info()  # where no relay is that is waited for once, and not in each test
         except Refused as refused:
             anonymous = refused.status == 401 and relay.token is None
             if not anonymous:
                 relay.close()
-                self.missing.fail(refused, self._advice())
+                self.report.fail(refused, self._advice())
         except RelayError as error:
             relay.close()
-            self.missing.fail(error, self._advice())
+            self.report.fail(error, self._advice())
         return relay
 
     def ask(self, relay: Relay, call: Callable[[], T]) -> T:
@@ -143,17 +99,17 @@ class _Relays:
         __tracebackhide__ = True
         gone = self.ended()
         if gone is not None:
-            self.missing.fail(gone)
+            self.report.fail(gone)
         if self._away is not None:
-            if not _answers(relay):
-                self.missing.fail(*self._away)
+            if not _is_reachable(relay):
+                self.report.fail(*self._away)
             self._away = None
         try:
             return call()
         except Unreachable as error:
             gone = self.ended()
             self._away = (error, self._advice()) if gone is None else (gone, "")
-            self.missing.fail(*self._away)
+            self.report.fail(*self._away)
 
     def ended(self) -> RelayError | None:
         """Return what is to be said if the relay that was started for the run has ended."""
@@ -195,12 +151,10 @@ class _Relays:
 
     def explain(self, reporter: pytest.TerminalReporter) -> None:
         """Say why tests had no relay, and what is kept."""
-        self.missing.explain(reporter)
-        if self._keeps:
-            folder = self._ours[0] if self._ours is not None else None
-            kept = folder is not None and (folder / "data").exists()  # unless pytest removed it
-            command = self._config.getoption("relay_command")
-            self.kept.explain(reporter, opens(folder, command) if folder and kept else None)
+        folder = self._ours[0] if self._keeps and self._ours is not None else None
+        kept = folder is not None and (folder / "data").exists()  # unless pytest removed it
+        command = self._config.getoption("relay_command")
+        self.report.explain(reporter, opens(folder, command) if folder and kept else None)
 
     def stop(self) -> None:
         """End what was started; only who outlives all workers may."""
@@ -212,9 +166,9 @@ class _Relays:
                 self._ours = None
 
 
-def _answers(relay: Relay) -> bool:
+def _is_reachable(relay: Relay) -> bool:
     try:
-        with within(_BACK), relay._http.stream("HEAD", "/"):
+        with within(_PROBE_TIMEOUT), relay._http.stream("HEAD", "/"):
             return True
     except httpx.HTTPError:
         return False
@@ -254,17 +208,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     relays.look()
     output = getattr(session.config, "workeroutput", None)  # of a worker of pytest-xdist
     if output is not None:
-        relays.missing.hand_over(output)
-        relays.kept.hand_over(output)
+        relays.report.hand_over(output)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Take over what a worker of pytest-xdist has to say."""
-    relays = node.config.stash[_RELAYS]
-    output = getattr(node, "workeroutput", {})
-    relays.missing.take_over(output)
-    relays.kept.take_over(output)
+    node.config.stash[_RELAYS].report.take_over(getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(
@@ -307,7 +257,7 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     request.node.stash[_INBOX] = made
     yield made
     if keeps:
-        relays.kept.add(made.address, relay.url)
+        relays.report.keep(made.address, relay.url)
     elif relays.ended() is None:
         made.close()
 
@@ -348,35 +298,12 @@ def smtp_server(request: pytest.FixtureRequest, relay: Relay, _relay_info: Info)
     return smtp_server_of(relay.url, _relay_info, request.node.name)
 
 
-def smtp_server_of(url: str, info: Info, test: str) -> SmtpServer:
-    """Return where a relay at `url`, which says this of itself, takes the mail of a test."""
-    found = re.fullmatch(r"\[?(.*?)\]?:(\d+)", info.smtp or "")
-    if found is None:
-        raise RelayError("this relay takes no mail by SMTP")
-    host, port = found[1], found[2]
-    url_host = urlsplit(url).hostname or host
-    # A relay that listens at all addresses names one by which its own machine reaches it.
-    if is_loopback(host) and not is_loopback(url_host):
-        host = url_host
-    user, password = "", ""
-    # It takes any password while it captures, but from another machine none in clear where there
-    # could be TLS.
-    if info.capture and (is_loopback(host) or not info.starttls):
-        user = _login_of(test)
-        password = "secret"  # noqa: S105  # it opens nothing
-    return SmtpServer(host, int(port), user, password, info.starttls)
-
-
-def _login_of(test: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", test).strip("-")[:64] or "test"
-
-
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
     """Have each inbox that a test makes know as whom its application signs in."""
-    TESTING.login = _login_of(item.name)
+    CURRENT_TEST.login = login_of(item.name)
     yield
-    TESTING.login = None
+    CURRENT_TEST.login = None
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -390,7 +317,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     if report.when == "teardown" or not report.failed or inbox is None:
         return
     gone = item.config.stash[_RELAYS].ended()
-    text = _arrived(inbox) if gone is None else f"what came cannot be read: {gone}"
+    text = mail_to(inbox) if gone is None else f"what came cannot be read: {gone}"
     title = visible(f"Mail to {inbox.address}")
     if hasattr(report.longrepr, "addsection"):
         report.longrepr.addsection(title, text)  # which is in JUnit's report, too
@@ -406,30 +333,3 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 def _has_colours(config: pytest.Config) -> bool:
     reporting = config.pluginmanager.hasplugin("terminalreporter")
     return reporting and bool(config.get_terminal_writer().hasmarkup)
-
-
-def _arrived(inbox: Inbox) -> str:
-    try:
-        return _listed(inbox)
-    except RelayError as error:
-        return f"what came cannot be read: {error}"
-    except Exception as error:  # one that leaves a hook ends the whole run
-        return f"what came cannot be read: {visible(repr(error))}"
-
-
-def _listed(inbox: Inbox) -> str:
-    found = inbox.messages(_SHOWN, timeout=_REPORTS_WITHIN)
-    if not found:
-        return "nothing came"
-    parts: list[str] = []
-    for message in reversed(found):
-        subject = "(no subject)" if message.subject is None else in_a_line(message.subject, NAME)
-        sender = in_a_line(message.sender or "<>", NAME)
-        code = f"\ncode: {message.code}" if message.code else ""
-        links = "".join(f"\nlink: {link}" for link in message.links[:10])
-        head = visible(
-            f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MOST
-        )
-        body = visible((message.text or message.html or "").strip(), _MOST)
-        parts.append(f"{head}\n\n{body}")
-    return "\n\n----\n\n".join(parts)

@@ -1,0 +1,146 @@
+"""What the plug-in says of a run, beside what pytest says of the tests.
+
+That a relay is started, and how long that took, since it may take many seconds in which nothing
+else is seen: on a terminal, and in the log of whoever runs the tests without one.  Why there is
+none: once, at the end, whichever tests wanted one and in whatever worker; each of them has a line
+that leads there.  What `--relay-keep` has kept.  And what came to the inbox of a test that failed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import pytest
+
+from relay_client import Inbox, RelayError
+from relay_client._text import NAME, in_a_line, visible
+
+_TITLE = "relay-client"
+_KEY = "relay_client"  # of what a worker of pytest-xdist hands over at its end
+_NAMED = 10  # inboxes
+_SHOWN = 20  # messages of an inbox
+_READS_WITHIN = 5.0  # s, or it says that they cannot be read
+_MAX_CHARACTERS = 4000  # of a message's text, and of its code and links
+
+
+class Progress:
+    """Says where pytest does that a relay is started, and what became of it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """Say that one is started."""
+        self._began = time.monotonic()
+        self._say("starting a relay\u2026")
+
+    def end(self, what: str) -> None:
+        """Say what became of it, if it was started here."""
+        if self._began is not None:
+            self._say(f"{what} after {time.monotonic() - self._began:.1f} s")
+
+    def _plugin(self, name: str) -> Any:
+        return self._config.pluginmanager.getplugin(name)
+
+    def _say(self, text: str) -> None:
+        capturing = self._plugin("capturemanager")
+        with capturing.global_and_fixture_disabled() if capturing else nullcontext():
+            self._write(f"{_TITLE}: {text}")
+
+    def _write(self, line: str) -> None:
+        reporter = self._plugin("terminalreporter")
+        if hasattr(self._config, "workerinput"):
+            # A worker of pytest-xdist: its error output is that of who started it.
+            sys.stderr.write(f"\n{line}\n")
+            sys.stderr.flush()
+        elif reporter is not None:
+            reporter.ensure_newline()
+            if self._config.get_terminal_writer().width_of_current_line:
+                reporter.line("")  # after the dots of -q
+            reporter.line(line)
+            reporter.flush()
+
+
+class RunReport:
+    """What is said once, at the end: why tests had no relay, and what `--relay-keep` has left."""
+
+    def __init__(self) -> None:
+        self._why: dict[str, str] = {}
+        self._kept: list[str] = []
+        self._url = ""
+
+    def fail(self, error: RelayError, advice: str = "") -> NoReturn:
+        """Remember why there is no relay; the test that asked fails with a line that leads here."""
+        said = str(error)
+        gist = re.split(r"; |: | \(", said, maxsplit=1)[0]
+        self._why.setdefault(gist, f"{said}\n{advice}".strip())
+        short = f"no relay (see {_TITLE} at the end): {gist}"
+        raise pytest.fail.Exception(short, pytrace=False) from None
+
+    def keep(self, address: str, url: str) -> None:
+        """Remember an inbox that is left, and the relay where it is."""
+        self._kept.append(address)
+        self._url = url
+
+    def hand_over(self, output: dict[str, Any]) -> None:
+        """Give a worker's to its controller, in what is sent at the end."""
+        output[_KEY] = (self._why, self._kept, self._url)
+
+    def take_over(self, output: Mapping[str, Any]) -> None:
+        """Take that of a worker."""
+        whys, kept, url = output.get(_KEY, ({}, [], ""))
+        self._why = {**whys, **self._why}
+        self._kept += kept
+        self._url = self._url or url
+
+    def explain(self, reporter: pytest.TerminalReporter, command: str | None) -> None:
+        """Say it; `command` opens what a relay that was started for the run has kept."""
+        for why in self._why.values():
+            reporter.section(f"{_TITLE}: why tests have no relay")
+            reporter.line(why)
+        if not self._kept and command is None:
+            return
+        reporter.section(f"{_TITLE}: what is kept")
+        count = len(self._kept)
+        named = ", ".join(self._kept[:_NAMED]) + (", \u2026" if count > _NAMED else "")
+        where = f", at {self._url}" if command is None else ""
+        if count:
+            inboxes = f"{count} inbox{'es' if count > 1 else ''}"
+            reporter.line(visible(f"{inboxes}, until their time is over{where}: {named}"))
+        if command is not None:
+            reporter.line("the data of the relay that was started; it is opened by")
+            reporter.line(f"  {command}")
+
+
+def mail_to(inbox: Inbox) -> str:
+    """Return what came to the inbox of a test that failed, the oldest first."""
+    try:
+        return _listed(inbox)
+    except RelayError as error:
+        return f"what came cannot be read: {error}"
+    except Exception as error:  # one that leaves a hook ends the whole run
+        return f"what came cannot be read: {visible(repr(error))}"
+
+
+def _listed(inbox: Inbox) -> str:
+    found = inbox.messages(_SHOWN, timeout=_READS_WITHIN)
+    if not found:
+        return "nothing came"
+    parts: list[str] = []
+    for message in reversed(found):
+        subject = "(no subject)" if message.subject is None else in_a_line(message.subject, NAME)
+        sender = in_a_line(message.sender or "<>", NAME)
+        code = f"\ncode: {message.code}" if message.code else ""
+        links = "".join(f"\nlink: {link}" for link in message.links[:10])
+        head = visible(
+            f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_CHARACTERS
+        )
+        body = visible((message.text or message.html or "").strip(), _MAX_CHARACTERS)
+        parts.append(f"{head}\n\n{body}")
+    return "\n\n----\n\n".join(parts)
