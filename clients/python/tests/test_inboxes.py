@@ -1,4 +1,4 @@
-"""Inboxes and messages, over both clients."""
+"""Inboxes and messages, of Relay and AsyncRelay."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_wait_in_vain_says_what_came(inbox: Inbox, deliver: Deliver) -> None:
 def test_both_clients_say_the_same_of_a_wait_in_vain(case: dict[str, Any]) -> None:
     """What came, who was refused, and for whom mail was captured."""
     instead = "1 other came" if case["others"] else "nothing came"
-    astray = case["refused"], case.get("captured", ()), case.get("hint", "")
+    astray = case["rejected"], case.get("captured", ()), case.get("hint", "")
     error = WaitTimeout("'Reset'", 2.0, instead, case["others"], *astray)
     assert str(error) == case["text"]
 
@@ -204,7 +204,7 @@ def test_a_wait_in_vain_leaves_out_whom_other_tests_mistyped(
     with pytest.raises(WaitTimeout) as one:
         inbox.wait(timeout=0.1)
     mistyped = f"bob.{smtp_server.user}@{domain}"
-    assert one.value.refused == (f"{mistyped} (550 5.1.1 No such mailbox here)",)
+    assert one.value.rejected_recipients == (f"{mistyped} (550 5.1.1 No such mailbox here)",)
 
 
 def test_a_wait_in_vain_says_what_was_captured(
@@ -721,7 +721,7 @@ def _surface(of: type) -> dict[str, tuple[object, ...]]:
     def plain(annotation: object) -> str:
         text = str(annotation).replace("Async", "")
         awaited = re.fullmatch(r"Awaitable\[(.*)\]", text)
-        return "Inbox" if text == "Opening" else awaited[1] if awaited else text
+        return "Inbox" if text == "InboxContext" else awaited[1] if awaited else text
 
     found: dict[str, tuple[object, ...]] = {}
     for name, value in inspect.getmembers(of):

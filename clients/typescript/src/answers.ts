@@ -70,7 +70,7 @@ export const LIST = every(
   record({ id, from_address: maybeText, subject: maybeText, received_at: time }),
 );
 
-export const REFUSED = every(record({ address: text, reply: text }));
+export const REJECTED = every(record({ address: text, reply: text }));
 
 export const CAPTURED = every(record({ address: text, count }));
 

@@ -111,7 +111,7 @@ export interface Answer extends Read {
 }
 
 /** Read what an answer says, up to so many bytes. */
-export async function bytesOf(answer: Response, most: number): Promise<Read> {
+export async function bytesOf(answer: Response, maxBytes: number): Promise<Read> {
   const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
   if (packing.toLowerCase() !== "identity") {
     await answer.body?.cancel().catch(() => {});
@@ -123,19 +123,19 @@ export async function bytesOf(answer: Response, most: number): Promise<Read> {
   for (;;) {
     const piece = (await reader?.read())?.value;
     if (!piece) break;
-    pieces.push(piece.subarray(0, most - size));
+    pieces.push(piece.subarray(0, maxBytes - size));
     size += piece.length;
-    if (size > most) break;
+    if (size > maxBytes) break;
   }
-  const bytes = new Uint8Array(Math.min(size, most));
+  const bytes = new Uint8Array(Math.min(size, maxBytes));
   let at = 0;
   for (const piece of pieces) {
     bytes.set(piece, at);
     at += piece.length;
   }
-  if (size <= most) return { bytes };
+  if (size <= maxBytes) return { bytes };
   await reader?.cancel().catch(() => {});
-  return { bytes, fault: `it says more than ${most >> 20} MiB` };
+  return { bytes, fault: `it says more than ${maxBytes >> 20} MiB` };
 }
 
 /** What a relay said, or whatever stands in front of it. */

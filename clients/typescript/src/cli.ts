@@ -100,7 +100,7 @@ const OPTIONS = {
 } as const;
 
 /** How many words each command takes at most. */
-const MOST_WORDS = new Map([
+const MAX_WORDS = new Map([
   ["inbox", 0],
   ["wait", 1],
   ["code", 1],
@@ -132,9 +132,9 @@ async function run(words: string[]): Promise<number> {
   if (values.help || command === "help") return print(USAGE.trimEnd());
   if (command === undefined) throw new Usage("say what is wanted");
   const relay = connected(values);
-  const most = MOST_WORDS.get(command);
-  if (most === undefined) throw new Usage(unknown(command));
-  if (rest.length > most) throw new Usage(`'${command}' does not take so many words`);
+  const maximum = MAX_WORDS.get(command);
+  if (maximum === undefined) throw new Usage(unknown(command));
+  if (rest.length > maximum) throw new Usage(`'${command}' does not take so many words`);
 
   switch (command) {
     case "inbox": {

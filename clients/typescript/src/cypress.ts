@@ -15,7 +15,7 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { CAPTURED, INBOX, LIST, MESSAGE_OR_NONE, REFUSED, type Shape } from "./answers.js";
+import { CAPTURED, INBOX, LIST, MESSAGE_OR_NONE, REJECTED, type Shape } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, refused, unlike } from "./call.js";
 import { DEFAULT_URL, whereFrom } from "./options.js";
 import {
@@ -24,7 +24,7 @@ import {
   type EntryJson,
   MessageData,
   type MessageJson,
-  type RefusedJson,
+  type RejectedJson,
 } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
@@ -254,9 +254,9 @@ function waitForMail({
       deadline,
     }).then((others) => {
       if (looks > 0 && !areParsed(others)) return cy.wait(LOOK, QUIET).then(() => late(looks - 1));
-      return also<RefusedJson>("/refused", REFUSED).then((refused) =>
+      return also<RejectedJson>("/refused", REJECTED).then((rejected) =>
         also<CapturedJson>("/captured", CAPTURED).then((captured) => {
-          const near = concerning(refused, at.address);
+          const near = concerning(rejected, at.address);
           throw inVain(inWords(wanted), timeout, others, [], near, captured);
         }),
       );

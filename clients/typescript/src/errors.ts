@@ -68,7 +68,7 @@ export class WaitTimeout extends RelayError {
    * @param timeout For how long, in milliseconds.
    * @param instead What there is in its place, as a clause: `nothing came`, `2 others came`.
    * @param others A line for each message that came and was not waited for, the newest first.
-   * @param refused A line for each recipient that SMTP refused since the inbox was made, and whose
+   * @param rejectedRecipients A line for each recipient that SMTP rejected since the inbox was made, and whose
    * business that is; the newest first.
    * @param captured A line for each recipient at another domain for whom mail was captured since
    * then, of this inbox's sender or by its name; none but for the administrator's token.
@@ -79,14 +79,14 @@ export class WaitTimeout extends RelayError {
     readonly timeout: number,
     readonly instead: string,
     readonly others: readonly string[] = [],
-    readonly refused: readonly string[] = [],
+    readonly rejectedRecipients: readonly string[] = [],
     readonly captured: readonly string[] = [],
     readonly hint = "",
   ) {
     const listed = inLines(others);
     let said = instead + (listed && `:${listed}`);
     for (const astray of [
-      meanwhile(refused, "1 recipient was refused", "# recipients were refused"),
+      meanwhile(rejectedRecipients, "1 recipient was refused", "# recipients were refused"),
       meanwhile(
         captured,
         "mail to 1 other recipient was captured",
@@ -96,7 +96,7 @@ export class WaitTimeout extends RelayError {
       if (astray) said += (said.includes("\n") ? "\n" : "; ") + astray;
     }
     super(`waited ${inSeconds(timeout)} s for ${wanted}; ${said}${hint && `\n${hint}`}`);
-    hide(this, "wanted", "instead", "others", "refused", "captured", "hint");
+    hide(this, "wanted", "instead", "others", "rejectedRecipients", "captured", "hint");
   }
 }
 

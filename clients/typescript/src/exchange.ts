@@ -48,7 +48,7 @@ export const LIST_BYTES = 128 << 20;
 /** Ten times the largest message that a relay takes unless its operator allows more, in bytes. */
 export const RAW_BYTES = 256 << 20;
 
-const LEAST = 50; // that a try gets, however late it is
+const MIN_TRY = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
 const LAST_PAUSE = 1_000;
 
@@ -76,7 +76,7 @@ export interface RepeatableRequest extends ApiRequest {
   /** Whether it does no harm to ask twice; it does none unless said. */
   idempotent?: boolean;
   /** How many bytes a good answer may have. */
-  most?: number;
+  maxBytes?: number;
 }
 
 /** Makes the calls of one client. */
@@ -86,16 +86,16 @@ export class Exchange {
   readonly token: string | null;
   readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
-  readonly #patience: () => number | undefined;
+  readonly #timeLimit: () => number | undefined;
   #closed = false;
 
-  /** `patience` says for how long a call may take that has no deadline of its own, if not forever. */
-  constructor(options: RelayOptions, patience: () => number | undefined = () => undefined) {
+  /** `timeLimit` says how long a call without a deadline may take; undefined: as long as it does. */
+  constructor(options: RelayOptions, timeLimit: () => number | undefined = () => undefined) {
     const where = target(options);
     this.#caller = new Caller(where);
     this.token = where.token || null;
     this.byKey = where.token?.startsWith("rk_") ?? false;
-    this.#patience = patience;
+    this.#timeLimit = timeLimit;
   }
 
   /** Where the relay is, without a slash at its end. */
@@ -114,27 +114,27 @@ export class Exchange {
     request: RepeatableRequest | (() => RepeatableRequest),
     shape: Shape,
     deadline?: number,
-    ends?: number,
+    overallDeadline?: number,
   ): Promise<T> {
-    return decoded(await this.call(request, deadline, ends), shape) as T;
+    return decoded(await this.call(request, deadline, overallDeadline), shape) as T;
   }
 
   /**
-   * Make a call until it is answered; return the answer if it is a good one.  No try outlasts the
-   * deadline, but for one that may keep its answer back; without one, and without impatience, a call
-   * is repeated for `RETRY_TIMEOUT`, and no try outlasts `ends`.  What differs from try to try is made
-   * anew for each.
+   * Make a call until it is answered; return the answer if it is a good one.  A call is repeated up to
+   * `deadline`, and no try outlasts it but one that may keep its answer back; without one, and
+   * without a time limit, it is repeated for `RETRY_TIMEOUT`, and no try outlasts `overallDeadline`,
+   * that of the calls of which it is one.  What differs from try to try is made anew for each.
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),
     deadline?: number,
-    ends = Infinity,
+    overallDeadline = Infinity,
   ): Promise<Answer> {
     const began = performance.now();
-    const patience = this.#patience();
-    const limit = deadline ?? (patience === undefined ? Infinity : began + patience);
-    const least = Math.min(limit, ends);
-    const last = Math.min(least, limit < Infinity ? limit : began + RETRY_TIMEOUT);
+    const timeLimit = this.#timeLimit();
+    const limit = deadline ?? (timeLimit === undefined ? Infinity : began + timeLimit);
+    const lastEnd = Math.min(limit, overallDeadline);
+    const lastStart = Math.min(lastEnd, limit < Infinity ? limit : began + RETRY_TIMEOUT);
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LAST_PAUSE)) {
       const one = typeof request === "function" ? request() : request;
       const idempotent = one.idempotent ?? true;
@@ -142,7 +142,7 @@ export class Exchange {
       let repeats: boolean;
       let rest = pause;
       try {
-        const answer = await this.#once(one, least);
+        const answer = await this.#once(one, lastEnd);
         if (answer.fault !== undefined) throw noRelay(answer);
         return answer;
       } catch (error) {
@@ -167,16 +167,16 @@ export class Exchange {
           repeats = (idempotent || NOT_CONNECTED.has(code)) && !HOPELESS.test(code);
         }
       }
-      if (!repeats || performance.now() + rest > last) throw failure;
+      if (!repeats || performance.now() + rest > lastStart) throw failure;
       await paused(rest);
     }
   }
 
-  async #once(request: RepeatableRequest, ends = Infinity): Promise<Answer> {
+  async #once(request: RepeatableRequest, deadline: number): Promise<Answer> {
     if (this.#closed) throw new RelayError("the client is closed");
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
-    const left = Math.max(LEAST, ends - performance.now());
+    const left = Math.max(MIN_TRY, deadline - performance.now());
     const whole =
       request.longPoll === undefined ? Math.min(WHOLE, left) : request.longPoll + GRACE;
     const began = performance.now();
@@ -187,7 +187,7 @@ export class Exchange {
       clearTimeout(timer);
       timer = setTimeout(late, whole - (performance.now() - began));
       const { status, headers } = response;
-      return { status, headers, ...(await bytesOf(response, request.most ?? JSON_BYTES)) };
+      return { status, headers, ...(await bytesOf(response, request.maxBytes ?? JSON_BYTES)) };
     } finally {
       clearTimeout(timer);
       this.#running.delete(ending);

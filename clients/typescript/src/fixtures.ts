@@ -9,7 +9,7 @@ import { FIXTURE_TTL } from "./waiting.js";
 
 const SHOWN = 20; // messages of a report
 const REPORTS_WITHIN = 5_000; // milliseconds, or it says that they cannot be read
-const MOST = 4_000; // characters of a message's text there, and of its code and links
+const MAX_LENGTH = 4_000; // characters of a message's text there, and of its code and links
 
 /** What inbox a test wants; with `keep` it is left, to be looked at on the relay's page. */
 export type FixtureInboxOptions = InboxOptions & { keep?: boolean };
@@ -28,7 +28,7 @@ export async function inboxOf(
 }
 
 const WHERE = whereFrom("RELAY_URL (and RELAY_TOKEN)");
-const BACK = 500; // milliseconds in which a relay answers that did not before
+const PROBE_TIMEOUT = 500; // milliseconds in which a relay answers that did not before
 
 /**
  * Ask for what a test cannot do without.  What fails it for want of a relay, or of what opens that,
@@ -37,7 +37,7 @@ const BACK = 500; // milliseconds in which a relay answers that did not before
  */
 async function asked<T>(relay: Relay, away: Away, call: () => Promise<T>): Promise<T> {
   const before = away.get(relay.url);
-  if (before !== undefined && !(await answers(relay.url))) throw frameless(new Unreachable(before));
+  if (before !== undefined && !(await isReachable(relay.url))) throw frameless(new Unreachable(before));
   if (before !== undefined) away.delete(relay.url);
   try {
     return await call();
@@ -55,8 +55,8 @@ async function asked<T>(relay: Relay, away: Away, call: () => Promise<T>): Promi
   }
 }
 
-async function answers(url: string): Promise<boolean> {
-  const signal = AbortSignal.timeout(BACK);
+async function isReachable(url: string): Promise<boolean> {
+  const signal = AbortSignal.timeout(PROBE_TIMEOUT);
   return fetch(url, { method: "HEAD", redirect: "manual", signal }).then(
     () => true,
     () => false,
@@ -164,5 +164,5 @@ function described(message: Message): string {
     ...(code === null ? [] : [`code: ${code}`]),
     ...message.links.slice(0, 10).map((link) => `link: ${link}`),
   ].join("\n");
-  return `${visible(head, MOST)}\n\n${visible((message.text ?? message.html ?? "").trim(), MOST)}`;
+  return `${visible(head, MAX_LENGTH)}\n\n${visible((message.text ?? message.html ?? "").trim(), MAX_LENGTH)}`;
 }

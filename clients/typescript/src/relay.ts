@@ -38,7 +38,7 @@ import {
   type MessageJson,
   type OutboundEntry,
   type OutboundEntryJson,
-  type RefusedJson,
+  type RejectedJson,
   type State,
   type WholeEntryJson,
   parsedEntry,
@@ -71,7 +71,7 @@ type Schemas = components["schemas"];
 type Query = NonNullable<RepeatableRequest["query"]>;
 
 const PAGE = 200;
-const MOST_EMPTY = 1_000; // pages of a list with nothing on them; a relay looks a second for each
+const MAX_EMPTY_PAGES = 1_000; // pages of a list with nothing on them; a relay looks a second for each
 const LINK = 8 << 10; // bytes of the header that names a next page
 const CLOSES_WITHIN = 2_000; // or is left to its time
 const LIST_TIMEOUT = 60_000; // with all of its pages
@@ -130,8 +130,8 @@ export interface NewMessage {
   idempotencyKey?: string | undefined;
 }
 
-/** How many milliseconds a relay's calls have, where a runner ends the test that makes them sooner. */
-export const PATIENCE = new WeakMap<Relay, () => number | undefined>();
+/** How many milliseconds a call may take, of relays whose calls a test runner limits. */
+export const TIME_LIMITS = new WeakMap<Relay, () => number | undefined>();
 
 /**
  * A relay at a URL.
@@ -144,7 +144,7 @@ export class Relay implements AsyncDisposable {
   readonly #exchange: Exchange;
 
   constructor(options: RelayOptions = {}) {
-    this.#exchange = new Exchange(options, () => PATIENCE.get(this)?.());
+    this.#exchange = new Exchange(options, () => TIME_LIMITS.get(this)?.());
     this.url = this.#exchange.url;
   }
 
@@ -337,9 +337,9 @@ export class Inbox implements AsyncDisposable {
    * have a next one: of a search that looked for long enough.
    */
   async #listed(q: string | undefined, limit: number, timeout: number): Promise<Message[]> {
-    const ends = performance.now() + waitable(timeout);
+    const overallDeadline = performance.now() + waitable(timeout);
     const inTime = () => {
-      if (performance.now() < ends) return;
+      if (performance.now() < overallDeadline) return;
       throw new Unreachable(`the list of ${this.address} has not ended after ${timeout / 1000} s`);
     };
     const entries: (EntryJson | WholeEntryJson)[] = [];
@@ -357,15 +357,15 @@ export class Inbox implements AsyncDisposable {
     while (entries.length < limit) {
       const answer: Answer =
         path === undefined
-          ? await this.#firstPage(query, ends)
+          ? await this.#firstPage(query, overallDeadline)
           : await this.#exchange.call(
               {
                 ...this.#request("GET", ""),
                 path: ofAtMost(path, limit - entries.length),
-                most: MESSAGE_BYTES,
+                maxBytes: MESSAGE_BYTES,
               },
               undefined,
-              ends,
+              overallDeadline,
             );
       const page = decoded(counted(answer), answers.LIST) as EntryJson[];
       entries.push(...page);
@@ -373,7 +373,7 @@ export class Inbox implements AsyncDisposable {
       if (path === undefined || entries.length >= limit) break;
       if (seen.has(path)) throw noRelay(answer, "its next page is one that came before");
       if (page.length === 0) empty += 1;
-      if (empty === MOST_EMPTY) {
+      if (empty === MAX_EMPTY_PAGES) {
         throw noRelay(answer, `${empty} pages of its list are empty, and it goes on`);
       }
       seen.add(path);
@@ -384,8 +384,8 @@ export class Inbox implements AsyncDisposable {
       let json = entry as WholeEntryJson | MessageJson;
       if (!answers.MESSAGE(entry)) {
         inTime();
-        const one = { ...this.#request("GET", ofMessage(entry.id)), most: MESSAGE_BYTES };
-        const answer = counted(await this.#exchange.call(one, undefined, ends));
+        const one = { ...this.#request("GET", ofMessage(entry.id)), maxBytes: MESSAGE_BYTES };
+        const answer = counted(await this.#exchange.call(one, undefined, overallDeadline));
         json = decoded(answer, answers.MESSAGE) as MessageJson;
       }
       found.push(new Message(this.#reader, json));
@@ -394,9 +394,9 @@ export class Inbox implements AsyncDisposable {
   }
 
   /** Asks for whole messages; a relay that does not know them, for what lists show. */
-  async #firstPage(query: Query, ends: number): Promise<Answer> {
+  async #firstPage(query: Query, overallDeadline: number): Promise<Answer> {
     const page = (asked: Query) =>
-      this.#exchange.call(this.#list(asked), undefined, ends);
+      this.#exchange.call(this.#list(asked), undefined, overallDeadline);
     try {
       return await page({ ...query, whole: "true" });
     } catch (error) {
@@ -406,7 +406,7 @@ export class Inbox implements AsyncDisposable {
   }
 
   #list(query: Query): RepeatableRequest {
-    return { ...this.#request("GET", "/messages", query), most: MESSAGE_BYTES };
+    return { ...this.#request("GET", "/messages", query), maxBytes: MESSAGE_BYTES };
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
@@ -417,7 +417,7 @@ export class Inbox implements AsyncDisposable {
     const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
       const request = this.#request("GET", "/messages/wait", waitQuery(rest, left));
-      return { ...request, longPoll: left, most: MESSAGE_BYTES };
+      return { ...request, longPoll: left, maxBytes: MESSAGE_BYTES };
     };
     const restFor = rests();
     for (;;) {
@@ -492,11 +492,11 @@ export class Inbox implements AsyncDisposable {
         if (areParsed(entries) || performance.now() + pause > until) break;
         await paused(pause);
       }
-      const refused = await this.#refused(deadline);
+      const rejected = await this.#rejected(deadline);
       const captured = await this.#captured(deadline);
-      const nothing = entries.length + found.length + refused.length + captured.length === 0;
+      const nothing = entries.length + found.length + rejected.length + captured.length === 0;
       const untold = nothing && (await this.#isUntold(deadline));
-      return inVain(what, timeout, entries, found, refused, captured, untold);
+      return inVain(what, timeout, entries, found, rejected, captured, untold);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
       if (this.#awaitsCapture && isNotThere(error)) {
@@ -506,11 +506,11 @@ export class Inbox implements AsyncDisposable {
     }
   }
 
-  /** Whom SMTP refused of this inbox's sender; nobody, of a relay that does not know. */
-  async #refused(deadline: number): Promise<RefusedJson[]> {
+  /** Whom SMTP rejected of this inbox's sender; nobody, of a relay that does not know. */
+  async #rejected(deadline: number): Promise<RejectedJson[]> {
     const request = this.#request("GET", "/refused");
     try {
-      const found = await this.#exchange.json<RefusedJson[]>(request, answers.REFUSED, deadline);
+      const found = await this.#exchange.json<RejectedJson[]>(request, answers.REJECTED, deadline);
       return concerning(found, this.address, LOGINS.get(this));
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
@@ -544,7 +544,7 @@ export class Inbox implements AsyncDisposable {
     }
   }
 
-  readonly #reader: Reader = (method, path, more) =>
+  readonly #reader: Ask = (method, path, more) =>
     this.#exchange.call({ ...this.#request(method, path), ...more });
 
   #request(method: RepeatableRequest["method"], path: string, query?: Query): RepeatableRequest {
@@ -562,10 +562,10 @@ function isNotThere(error: unknown): error is Refused {
 }
 
 /** Asks for something of an inbox. */
-type Reader = (
+type Ask = (
   method: "GET" | "DELETE",
   path: string,
-  more?: Pick<RepeatableRequest, "most">,
+  more?: Pick<RepeatableRequest, "maxBytes">,
 ) => Promise<Answer>;
 
 /**
@@ -594,11 +594,11 @@ function ofAtMost(path: string, count: number): string {
 
 /** A message of an inbox. */
 export class Message extends MessageData<Attachment> {
-  readonly #read: Reader;
+  readonly #read: Ask;
   #raw: Promise<Uint8Array> | undefined;
 
   /** Made by an inbox's calls. */
-  constructor(read: Reader, found: MessageJson) {
+  constructor(read: Ask, found: MessageJson) {
     super(found, (one) => new Attachment(read, found.id, one));
     this.#read = read;
   }
@@ -627,7 +627,7 @@ export class Message extends MessageData<Attachment> {
   }
 
   async #bytes(): Promise<Uint8Array> {
-    return (await this.#read("GET", ofMessage(this.id, "/raw"), { most: RAW_BYTES })).bytes;
+    return (await this.#read("GET", ofMessage(this.id, "/raw"), { maxBytes: RAW_BYTES })).bytes;
   }
 }
 
@@ -637,10 +637,10 @@ export class Attachment extends AttachmentData {
   #content: Promise<Uint8Array> | undefined;
 
   /** One of a message's `attachments`. */
-  constructor(read: Reader, messageId: string, found: AttachmentJson) {
+  constructor(read: Ask, messageId: string, found: AttachmentJson) {
     super(found);
     const path = ofMessage(messageId, `/attachments/${found.index}`);
-    this.#read = async () => (await read("GET", path, { most: RAW_BYTES })).bytes;
+    this.#read = async () => (await read("GET", path, { maxBytes: RAW_BYTES })).bytes;
   }
 
   /** Its bytes, decoded. */

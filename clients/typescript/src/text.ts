@@ -17,11 +17,11 @@ export const LINK = 1_000;
  * those that turn the direction of a text, those that have no width, and the first characters of what
  * CI obeys.  GitHub Actions obeys lines that begin with `::error::` and its like, and `##[…]`
  * anywhere; Azure Pipelines `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
- * No more than `most` characters, if that is said; what is left out is an ellipsis.
+ * No more than `maxLength` characters, if that is said; what is left out is an ellipsis.
  */
-export function visible(text: string, most = Infinity): string {
+export function visible(text: string, maxLength = Infinity): string {
   const shown = text
-    .slice(0, 9 * most) // which become no fewer than may be shown
+    .slice(0, 9 * maxLength) // which become no fewer than may be shown
     .replaceAll("\r\n", "\n")
     .replace(
       /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu,
@@ -33,12 +33,12 @@ export function visible(text: string, most = Infinity): string {
     .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
     .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
   const all = [...shown];
-  return all[most] ? all.slice(0, most - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
+  return all[maxLength] ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
 }
 
 /** The same on one line. */
-export function inALine(text: string, most?: number): string {
-  return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), most);
+export function inALine(text: string, maxLength?: number): string {
+  return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
 }
 
 /** The same on one line and in quotes, as much of it as of a name. */

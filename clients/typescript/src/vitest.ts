@@ -28,7 +28,7 @@ import {
   smtpServerOf,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, PATIENCE, Relay } from "./relay.js";
+import { type Inbox, TIME_LIMITS, Relay } from "./relay.js";
 import { inALine } from "./text.js";
 import { TIMEOUT } from "./waiting.js";
 
@@ -64,7 +64,7 @@ const STEP = 10; // milliseconds, since an error says how long was waited
  * time, but for a margin in which it can still say what was asked for.  As much as it pleases after
  * its end, and where nothing ends it.  What a hook before it has used is not the test's.
  */
-function patience(task: Context["task"]): () => number | undefined {
+function timeLimit(task: Context["task"]): () => number | undefined {
   const whole = task.timeout ?? ENDS;
   const isBefore = task.result?.hooks?.beforeEach === "run";
   const began = performance.now();
@@ -77,7 +77,7 @@ function patience(task: Context["task"]): () => number | undefined {
 }
 
 /** Have an inbox wait no longer than that, until it is told how long. */
-function hasten(inbox: Inbox, left: () => number | undefined): void {
+function limitWaits(inbox: Inbox, left: () => number | undefined): void {
   const get = () => Math.min(TIMEOUT, left() ?? TIMEOUT);
   const set = (value: number) => Object.defineProperty(inbox, "timeout", { value, writable: true });
   Object.defineProperty(inbox, "timeout", { get, set, configurable: true, enumerable: true });
@@ -111,7 +111,7 @@ export const fixtures = {
     use: Use<Relay>,
   ): Promise<void> => {
     const relay = new Relay(relayOptions);
-    PATIENCE.set(relay, patience(task));
+    TIME_LIMITS.set(relay, timeLimit(task));
     await use(relay);
     await relay.close();
   },
@@ -120,9 +120,9 @@ export const fixtures = {
     { relay, inboxOptions, task }: Pick<RelayFixtures, "relay" | "inboxOptions"> & Context,
     use: Use<Inbox>,
   ): Promise<void> => {
-    const left = PATIENCE.get(relay) ?? patience(task);
+    const left = TIME_LIMITS.get(relay) ?? timeLimit(task);
     const inbox = await inboxOf(relay, inboxOptions, task.name, AWAY);
-    hasten(inbox, left);
+    limitWaits(inbox, left);
     await use(inbox);
     if (task.result?.state === "fail") {
       console.error(`Mail to ${inALine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);

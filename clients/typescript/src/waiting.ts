@@ -4,7 +4,7 @@
  */
 
 import { RelayError, WaitTimeout } from "./errors.js";
-import type { CapturedJson, EntryJson, MessageData, MessageJson, RefusedJson } from "./records.js";
+import type { CapturedJson, EntryJson, MessageData, MessageJson, RejectedJson } from "./records.js";
 import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
 import { NAME, inALine, quoted } from "./text.js";
@@ -140,7 +140,7 @@ export function lineOf(
 
 /**
  * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
- * there are as many; `found` are the ids of those that were waited for; `refused` are recipients, and
+ * there are as many; `found` are the ids of those that were waited for; `rejected` are recipients, and
  * so are `captured`; `untold` is whether nothing came, and the relay would not tell of these.
  */
 export function inVain(
@@ -148,7 +148,7 @@ export function inVain(
   timeout: number,
   entries: readonly EntryJson[],
   found: readonly string[] = [],
-  refused: readonly Pick<RefusedJson, "address" | "reply">[] = [],
+  rejected: readonly Pick<RejectedJson, "address" | "reply">[] = [],
   captured: readonly Pick<CapturedJson, "address" | "count">[] = [],
   untold = false,
 ): WaitTimeout {
@@ -159,7 +159,7 @@ export function inVain(
   const newest = count > OTHERS ? `, the newest ${OTHERS}` : "";
   const beside = found.length > 0 ? `${found.length} came, and ${some}` : `${some} came`;
   const instead = count === 0 ? none : beside + newest;
-  const recipients = refused.map(({ address, reply }) => `${address} (${reply})`);
+  const recipients = rejected.map(({ address, reply }) => `${address} (${reply})`);
   const astray = captured.map(({ address, count: so }) =>
     so === 1 ? address : `${address} (${so} messages)`,
   );
@@ -173,15 +173,15 @@ export function areParsed(entries: readonly Partial<EntryJson>[]): boolean {
 }
 
 /**
- * Those of refused recipients that the sender to an inbox named, if it is known as whom that signs
+ * Those of rejected recipients that the sender to an inbox named, if it is known as whom that signs
  * in, and those that are nearly its address; others are of tests beside this one.
  */
 export function concerning<T extends { address: string; login?: string | null }>(
-  refused: readonly T[],
+  rejected: readonly T[],
   inbox: string,
   login?: string,
 ): T[] {
-  return refused.filter(
+  return rejected.filter(
     (one) => (login !== undefined && one.login === login) || isNear(one.address, inbox),
   );
 }

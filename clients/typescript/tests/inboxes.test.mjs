@@ -335,10 +335,10 @@ test(
   }),
 );
 
-for (const { others, refused, captured, hint, text } of cases.timeouts) {
+for (const { others, rejected, captured, hint, text } of cases.timeouts) {
   test(`both clients say of a wait in vain: ${text.split("\n")[0]}`, () => {
     const instead = others.length > 0 ? "1 other came" : "nothing came";
-    const error = new WaitTimeout("'Reset'", 2_000, instead, others, refused, captured, hint);
+    const error = new WaitTimeout("'Reset'", 2_000, instead, others, rejected, captured, hint);
     assert.equal(error.message, text);
   });
 }

@@ -43,7 +43,7 @@ ONLY_PYTHON = {
         f"Async{name}": "in TypeScript all is asynchronous"
         for name in ("Attachment", "Inbox", "Message", "Outbound", "Relay")
     },
-    "Opening": "what makes `async with relay.inbox()` and `await relay.inbox()` one",
+    "AsyncInboxContext": "what makes `async with relay.inbox()` and `await relay.inbox()` one",
 }
 
 MEMBERS_ONLY_TYPESCRIPT = {

@@ -1,9 +1,9 @@
 // Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so any more.
 
 const NAME = 200;
-function visible(text, most = Infinity) {
+function visible(text, maxLength = Infinity) {
     const shown = text
-        .slice(0, 9 * most)
+        .slice(0, 9 * maxLength)
         .replaceAll("\r\n", "\n")
         .replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, (one) => {
         const code = (one.codePointAt(0) ?? 0).toString(16);
@@ -12,10 +12,10 @@ function visible(text, most = Infinity) {
         .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
         .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
     const all = [...shown];
-    return all[most] ? all.slice(0, most - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
+    return all[maxLength] ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
 }
-function inALine(text, most) {
-    return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), most);
+function inALine(text, maxLength) {
+    return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
 }
 function quoted(text) {
     const line = inALine(text.replaceAll("\\", "\\\\"), NAME);
@@ -105,7 +105,7 @@ class Caller {
         throw refused({ status: answer.status, headers: answer.headers, ...read });
     }
 }
-async function bytesOf(answer, most) {
+async function bytesOf(answer, maxBytes) {
     const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
     if (packing.toLowerCase() !== "identity") {
         await answer.body?.cancel().catch(() => { });
@@ -118,21 +118,21 @@ async function bytesOf(answer, most) {
         const piece = (await reader?.read())?.value;
         if (!piece)
             break;
-        pieces.push(piece.subarray(0, most - size));
+        pieces.push(piece.subarray(0, maxBytes - size));
         size += piece.length;
-        if (size > most)
+        if (size > maxBytes)
             break;
     }
-    const bytes = new Uint8Array(Math.min(size, most));
+    const bytes = new Uint8Array(Math.min(size, maxBytes));
     let at = 0;
     for (const piece of pieces) {
         bytes.set(piece, at);
         at += piece.length;
     }
-    if (size <= most)
+    if (size <= maxBytes)
         return { bytes };
     await reader?.cancel().catch(() => { });
-    return { bytes, fault: `it says more than ${most >> 20} MiB` };
+    return { bytes, fault: `it says more than ${maxBytes >> 20} MiB` };
 }
 function refused(answer) {
     const { status, headers, bytes, fault } = answer;

@@ -12,10 +12,10 @@
 from relay_client._async import (
     AsyncAttachment,
     AsyncInbox,
+    AsyncInboxContext,
     AsyncMessage,
     AsyncOutbound,
     AsyncRelay,
-    Opening,
 )
 from relay_client._flows import NewAttachment
 from relay_client._records import Check, Checks, Finding, Headers, Info, OutboundEntry, State
@@ -36,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncAttachment",
     "AsyncInbox",
+    "AsyncInboxContext",
     "AsyncMessage",
     "AsyncOutbound",
     "AsyncRelay",
@@ -50,7 +51,6 @@ __all__ = [
     "NewAttachment",
     "NoSuchLink",
     "NotDelivered",
-    "Opening",
     "Outbound",
     "OutboundEntry",
     "Refused",

@@ -120,7 +120,7 @@ INBOX = _record(address=_address, session_token=_maybe_token, expires_at=_time)
 _ENTRY = _record(id=_id, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
 LIST = _every(_ENTRY)
 
-REFUSED = _every(_record(address=_text, reply=_text))
+REJECTED = _every(_record(address=_text, reply=_text))
 
 CAPTURED = _every(_record(address=_text, count=_count))
 

@@ -68,7 +68,7 @@ class AsyncRelay:
         local_part: str | None = None,
         *,
         domain: str | None = None,
-    ) -> Opening:
+    ) -> AsyncInboxContext:
         """Make an inbox: `async with relay.inbox() as inbox`, or `await relay.inbox()`.
 
         It ends with its block, or after `ttl` minutes.
@@ -76,7 +76,7 @@ class AsyncRelay:
         Without `ttl` it lives as long as the plan allows; `local_part` and `domain` are chosen by
         the relay unless given.
         """
-        return Opening(self, partial(_flows.make_inbox, ttl, local_part, domain))
+        return AsyncInboxContext(self, partial(_flows.make_inbox, ttl, local_part, domain))
 
     def mailbox(self, address: str, session_token: str | None = None) -> AsyncInbox:
         """Return an inbox that there is already: one made elsewhere, or captured mail's.
@@ -136,7 +136,7 @@ class AsyncRelayOfATest(AsyncRelay):
     _limits = httpx.Limits(max_keepalive_connections=0)
 
 
-class Opening:
+class AsyncInboxContext:
     """An inbox that is about to be made, once: to be awaited, or entered with `async with`."""
 
     def __init__(self, relay: AsyncRelay, make: Callable[[], Flow[InboxHandle]]) -> None:

@@ -20,8 +20,8 @@ from relay_client._text import quoted
 
 LATE = "it takes too long"
 JSON_BYTES = 2 << 20
-"""More than what is no message has, and no list of them; read, it takes thirty times as much at
-worst."""
+"""Of an answer that is neither a message nor a list of messages; none has as much.  Parsed, JSON
+takes up to thirty times its size in memory."""
 
 MESSAGE_BYTES = 32 << 20
 """More than a message's texts, headers and links can have in JSON (a million characters each), and
@@ -116,16 +116,16 @@ class _Stream:
         return self._inner.get_extra_info(info)
 
 
-class Reader:
+class BodyReader:
     """Collects the pieces of a body, up to a number of bytes.
 
     One that is packed is not unpacked: how much it would become is not seen before.
     """
 
-    def __init__(self, status: int, headers: httpx.Headers, most: int) -> None:
-        self._most = most if 200 <= status < 300 else REFUSAL_BYTES
+    def __init__(self, status: int, headers: httpx.Headers, max_bytes: int) -> None:
+        self._max_bytes = max_bytes if 200 <= status < 300 else REFUSAL_BYTES
         self._pieces: list[bytes] = []
-        self._left = self._most
+        self._left = self._max_bytes
         packing = headers.get("Content-Encoding", "identity")
         self.fault = None if packing.lower() == "identity" else f"it comes as {quoted(packing)}"
         """Why this is no relay's answer, if it is none."""
@@ -136,9 +136,9 @@ class Reader:
             self._pieces.append(piece)
         self._left -= len(piece)
         if self._left < 0:
-            self.fault = f"it says more than {self._most >> 20} MiB"
+            self.fault = f"it says more than {self._max_bytes >> 20} MiB"
         return self._left >= 0
 
     def content(self) -> bytes:
         """Return what has come, up to that."""
-        return b"".join(self._pieces)[: self._most]
+        return b"".join(self._pieces)[: self._max_bytes]

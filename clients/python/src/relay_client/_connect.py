@@ -31,7 +31,7 @@ def _version() -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """A relay's URL, what opens it, and what both clients of httpx are made with."""
+    """A relay's URL, what opens it, and what httpx's client is made with, either one."""
 
     url: str
     token: str | None = field(repr=False)
@@ -103,7 +103,7 @@ _NEEDLESS = ("Connection",)
 
 
 class _Lean:
-    """What both clients have before httpx's own: without what a call of the relay does not need."""
+    """What `Client` and `AsyncClient` have before httpx's own: what no call needs is left out."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)

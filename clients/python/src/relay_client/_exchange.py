@@ -2,8 +2,8 @@
 
 A flow is a generator.  It yields an `ApiRequest`, and is given the answer or thrown the failure,
 or a `Pause`; what it returns is the result.  So each flow stands once (`relay_client._flows`), and
-the two clients only drive them: `drive` with a socket that blocks, `drive_async` with one that does
-not.
+`Relay` and `AsyncRelay` only drive them: `drive` with a socket that blocks, `drive_async` with one
+that does not.
 
 Promises: a call that may be repeated is repeated while its relay is away or overloaded, up to its
 deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only where
@@ -27,7 +27,7 @@ import anyio
 import httpx
 
 from relay_client._answers import Shape
-from relay_client._bounds import JSON_BYTES, LATE, Reader, within
+from relay_client._bounds import JSON_BYTES, LATE, BodyReader, within
 from relay_client._text import quoted
 from relay_client.errors import Refused, RelayError, Unreachable
 
@@ -45,7 +45,7 @@ _REPLY = 30.0  # s until an answer begins, or goes on
 _WHOLE = 120.0  # s until it has been read
 _CONNECT = 5.0  # s until there is a connection
 _LINK = 8 << 10  # bytes of the header that names a next page
-_LEAST = 0.05  # s that a try gets, however late it is
+_MIN_TRY = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 
@@ -65,7 +65,7 @@ class ApiRequest:
     """Whether it may be repeated though it may have been heard."""
     within: float | None = None
     """Seconds that its caller can spare for it, where that is less than it may take by itself."""
-    most: int = JSON_BYTES
+    max_bytes: int = JSON_BYTES
     """Bytes that a good answer may have."""
 
 
@@ -107,26 +107,29 @@ Flow = Generator[Union[ApiRequest, Pause], Any, T]
 def call(
     request: ApiRequest | Callable[[], ApiRequest],
     deadline: float | None = None,
-    ends: float | None = None,
+    overall_deadline: float | None = None,
 ) -> Flow[Answer]:
     """Make a call until it is answered; return the answer if it is a good one.
 
-    `deadline` is of `time.monotonic()`; no try outlasts it, but for one that may keep its answer
-    back; without one a call is repeated for `RETRY_TIMEOUT`, and no try outlasts `ends`.  What
-    differs from try to try is made anew for each.
+    Deadlines are of `time.monotonic()`.  A call is repeated up to `deadline`, and no try outlasts
+    it but one that may keep its answer back; without one it is repeated for `RETRY_TIMEOUT`, and no
+    try outlasts `overall_deadline`, that of the calls of which it is one.  What differs from try to
+    try is made anew for each.
     """
     began = time.monotonic()
     if deadline is None:
         deadline = began + RETRY_TIMEOUT
     else:
-        ends = deadline
+        overall_deadline = deadline
     pause = _FIRST_PAUSE
     while True:
         failure: Refused | Unreachable
         rest = pause
         one = request if isinstance(request, ApiRequest) else request()
-        if ends is not None and one.long_poll is None:
-            one = replace(one, within=min(_WHOLE, max(_LEAST, ends - time.monotonic())))
+        if overall_deadline is not None and one.long_poll is None:
+            one = replace(
+                one, within=min(_WHOLE, max(_MIN_TRY, overall_deadline - time.monotonic()))
+            )
         try:
             answer: Answer = yield one
         except httpx.TransportError as error:
@@ -154,7 +157,7 @@ def call(
                 one.idempotent or answer.status == 429
             )
             rest = max(pause, failure.retry_after)
-        if not repeats or time.monotonic() + rest > min(deadline, ends or deadline):
+        if not repeats or time.monotonic() + rest > min(deadline, overall_deadline or deadline):
             raise failure
         yield Pause(rest)
         pause = min(2 * pause, _LAST_PAUSE)
@@ -179,10 +182,10 @@ def call_json(
     request: ApiRequest | Callable[[], ApiRequest],
     shape: Shape,
     deadline: float | None = None,
-    ends: float | None = None,
+    overall_deadline: float | None = None,
 ) -> Flow[Any]:
     """Make a call, and return what its answer says."""
-    return decoded((yield from call(request, deadline, ends)), shape)
+    return decoded((yield from call(request, deadline, overall_deadline)), shape)
 
 
 def decoded(answer: Answer, shape: Shape) -> Any:
@@ -244,7 +247,7 @@ def _retry_after(answer: Answer) -> float:
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> httpx.Request:
-    most = _REPLY if request.within is None else min(_REPLY, request.within)
+    longest = _REPLY if request.within is None else min(_REPLY, request.within)
     return http.build_request(
         request.method,
         request.path,
@@ -252,9 +255,9 @@ def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> htt
         content=None if request.body is None else _json(request.body),
         headers={**request.headers, **({} if request.body is None else _JSON)},
         timeout=httpx.Timeout(
-            most,
-            connect=min(_CONNECT, most),
-            read=most if request.long_poll is None else request.long_poll + GRACE,
+            longest,
+            connect=min(_CONNECT, longest),
+            read=longest if request.long_poll is None else request.long_poll + GRACE,
         ),
     )
 
@@ -278,7 +281,7 @@ def _send(http: httpx.Client, request: ApiRequest) -> Answer:
     with within(_whole(request)):
         response = http.send(_request(http, request), stream=True)
         try:
-            reader = Reader(response.status_code, response.headers, request.most)
+            reader = BodyReader(response.status_code, response.headers, request.max_bytes)
             if reader.fault is None:
                 for piece in response.iter_raw():
                     if not reader.takes(piece):
@@ -295,7 +298,7 @@ async def _send_async(http: httpx.AsyncClient, request: ApiRequest) -> Answer:
             response = await http.send(built, stream=True)
         except ssl.SSLError as error:  # as httpcore 0.17 leaves it on asyncio
             raise httpx.ConnectError(str(error), request=built) from error
-        reader = Reader(response.status_code, response.headers, request.most)
+        reader = BodyReader(response.status_code, response.headers, request.max_bytes)
         try:
             if reader.fault is None:
                 async for piece in response.aiter_raw():
@@ -311,7 +314,7 @@ async def _send_async(http: httpx.AsyncClient, request: ApiRequest) -> Answer:
     raise httpx.ReadTimeout(LATE, request=built)
 
 
-def _answer(response: httpx.Response, reader: Reader) -> Answer:
+def _answer(response: httpx.Response, reader: BodyReader) -> Answer:
     return Answer(response.status_code, response.headers, reader.content(), reader.fault)
 
 

@@ -1,4 +1,4 @@
-"""Flows of calls (`relay_client._exchange`) and their JSON: all that both clients do, once.
+"""Flows of calls (`relay_client._exchange`) and their JSON: what `Relay` and `AsyncRelay` do.
 
 Times are seconds.  A wait is asked for in parts of `_PART` seconds, less than the time after which
 a proxy in between ends a connection on which nothing moves.
@@ -94,7 +94,7 @@ _LOOK_CAPTURED = 0.25  # s between two looks for a mailbox that its first mail m
 _LISTS_WITHIN = 2.0  # s until they are there, or left out
 _PAGE = 200
 _SLIP = 3  # characters of an address that may differ
-_MOST_EMPTY = 1000  # pages of a list with nothing on them; a relay looks for a second for each
+_MAX_EMPTY_PAGES = 1000  # pages of a list with nothing on them; a relay looks for a second for each
 _LOOK, _LAST_LOOK = 0.02, 0.5  # s between two looks at what was sent
 _STATES: tuple[str, ...] = get_args(State)
 _ENDS = frozenset({"sent", "failed", "bounced", "cancelled"})
@@ -138,7 +138,7 @@ class InboxHandle:
         params: Params = MappingProxyType({}),
         *,
         long_poll: float | None = None,
-        most: int = JSON_BYTES,
+        max_bytes: int = JSON_BYTES,
     ) -> ApiRequest:
         """Return a call that reads."""
         return ApiRequest(
@@ -147,12 +147,12 @@ class InboxHandle:
             params,
             headers=self.headers,
             long_poll=long_poll,
-            most=most,
+            max_bytes=max_bytes,
         )
 
     def get_raw(self, path: str) -> ApiRequest:
         """Return a call that reads what is no JSON."""
-        return ApiRequest("GET", f"{self.path}{path}", headers=self.headers, most=RAW_BYTES)
+        return ApiRequest("GET", f"{self.path}{path}", headers=self.headers, max_bytes=RAW_BYTES)
 
     def delete(self, path: str = "") -> ApiRequest:
         """Return a call that removes."""
@@ -225,7 +225,7 @@ def _next(handle: InboxHandle, wanted: Wanted, deadline: float) -> Flow[JSON | N
     def part() -> ApiRequest:
         left = min(_PART, max(0.0, deadline - time.monotonic()))
         query: dict[str, str | float] = {"empty": "null", **rest.query, "timeout": round(left, 3)}
-        return handle.get("/messages/wait", query, long_poll=left, most=MESSAGE_BYTES)
+        return handle.get("/messages/wait", query, long_poll=left, max_bytes=MESSAGE_BYTES)
 
     pause = _FIRST_PAUSE
     while True:
@@ -305,14 +305,14 @@ def _in_vain(
             return WaitTimeout(what, timeout, "nothing came, so it has no mailbox yet")
         return WaitTimeout(what, timeout, f"what came cannot be listed: {error}")
     others = [_line(entry) for entry in entries if entry["id"] not in found]
-    refused = yield from _refused(handle, deadline)
+    rejected = yield from _rejected(handle, deadline)
     captured = yield from _captured(handle, deadline)
     instead = _instead(len(others), len(found))
     hints = [_HELD_UP] if handle.blocks and _is_in_a_coroutine() else []
-    if not (others or found or refused or captured) and (yield from _is_untold(handle, deadline)):
+    if not (others or found or rejected or captured) and (yield from _is_untold(handle, deadline)):
         hints.append(_UNTOLD)
     hint = "\n".join(hints)
-    return WaitTimeout(what, timeout, instead, others[:_OTHERS], refused, captured, hint)
+    return WaitTimeout(what, timeout, instead, others[:_OTHERS], rejected, captured, hint)
 
 
 def _is_in_a_coroutine() -> bool:
@@ -335,7 +335,9 @@ def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]
     pause = _LOOK
     while True:
         entries: list[JSON] = yield from call_json(
-            handle.get("/messages", {"limit": limit}, most=MESSAGE_BYTES), _answers.LIST, deadline
+            handle.get("/messages", {"limit": limit}, max_bytes=MESSAGE_BYTES),
+            _answers.LIST,
+            deadline,
         )
         parsed = all(entry.get("has_attachments", False) is not None for entry in entries)
         if parsed or time.monotonic() + pause > until:
@@ -344,13 +346,15 @@ def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]
         pause = min(2 * pause, _LAST_LOOK)
 
 
-def _refused(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
-    """Ask whom SMTP refused of this inbox's sender, or nearly under its address.
+def _rejected(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
+    """Ask whom SMTP rejected of this inbox's sender, or nearly under its address.
 
     Others, such as of tests beside this one, are left out; a relay that does not know says nobody.
     """
     try:
-        found: list[JSON] = yield from call_json(handle.get("/refused"), _answers.REFUSED, deadline)
+        found: list[JSON] = yield from call_json(
+            handle.get("/refused"), _answers.REJECTED, deadline
+        )
     except RelayError:
         return []
     return [
@@ -428,7 +432,7 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
     than `LIST_BYTES`.  A page of them by a call; of an older relay, each by one of its own.  A page
     may be empty and have a next one: of a search that looked for long enough.
     """
-    ends = _deadline(timeout)
+    overall_deadline = _deadline(timeout)
     params: dict[str, str | float] = {"limit": min(limit, _PAGE)}
     if q is not None:
         params["q"] = q
@@ -438,11 +442,11 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
     following: str | None = None
     while len(entries) < limit:
         if following is None:
-            answer = yield from _first_page(handle, params, ends)
+            answer = yield from _first_page(handle, params, overall_deadline)
         else:
             path = _of_at_most(following, limit - len(entries))
-            request = ApiRequest("GET", path, headers=handle.headers, most=MESSAGE_BYTES)
-            answer = yield from call(request, ends=ends)
+            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES)
+            answer = yield from call(request, overall_deadline=overall_deadline)
         size = _counted(handle, size, answer)
         page: list[JSON] = decoded(answer, _answers.LIST)
         entries += page
@@ -452,18 +456,18 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
         if following in seen:
             raise no_relay(answer, "its next page is one that came before")
         empty += not page
-        if empty == _MOST_EMPTY:
+        if empty == _MAX_EMPTY_PAGES:
             raise no_relay(answer, f"{empty} pages of its list are empty, and it goes on")
         seen.add(following)
-        if time.monotonic() >= ends:
+        if time.monotonic() >= overall_deadline:
             raise _late(handle, timeout)
     found: list[JSON] = []
     for entry in entries[:limit]:
         if not _answers.MESSAGE(entry):
-            if time.monotonic() >= ends:
+            if time.monotonic() >= overall_deadline:
                 raise _late(handle, timeout)
-            request = handle.get(_of_message(entry["id"]), most=MESSAGE_BYTES)
-            answer = yield from call(request, ends=ends)
+            request = handle.get(_of_message(entry["id"]), max_bytes=MESSAGE_BYTES)
+            answer = yield from call(request, overall_deadline=overall_deadline)
             size = _counted(handle, size, answer)
             entry = decoded(answer, _answers.MESSAGE)
         found.append(entry)
@@ -483,16 +487,16 @@ def _late(handle: InboxHandle, timeout: float) -> Unreachable:
     return Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
 
 
-def _first_page(handle: InboxHandle, params: Params, ends: float) -> Flow[Answer]:
+def _first_page(handle: InboxHandle, params: Params, overall_deadline: float) -> Flow[Answer]:
     """Ask for whole messages; of a relay that does not know them, for what lists show."""
     try:
-        whole = handle.get("/messages", {**params, "whole": "true"}, most=MESSAGE_BYTES)
-        return (yield from call(whole, ends=ends))
+        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=MESSAGE_BYTES)
+        return (yield from call(whole, overall_deadline=overall_deadline))
     except Refused as refused:
         if refused.problem != "unknown-parameter":
             raise
-    listed = handle.get("/messages", params, most=MESSAGE_BYTES)
-    return (yield from call(listed, ends=ends))
+    listed = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
+    return (yield from call(listed, overall_deadline=overall_deadline))
 
 
 def _of_at_most(following: str, count: int) -> str:

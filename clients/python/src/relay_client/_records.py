@@ -1,6 +1,7 @@
 """Messages, attachments, checks and the like, as plain values, as they are read of a relay.
 
-What needs another call (`raw`, an attachment's `content`, `checks()`) is added by the two clients.
+What needs another call (`raw`, an attachment's `content`, `checks()`) is added by what `Relay` and
+`AsyncRelay` give.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _KEY = "relay_client"  # of what a worker of pytest-xdist hands over at its end
 _NAMED = 10  # inboxes
 _SHOWN = 20  # messages of an inbox
 _READS_WITHIN = 5.0  # s, or it says that they cannot be read
-_MAX_CHARACTERS = 4000  # of a message's text, and of its code and links
+_MAX_LENGTH = 4000  # of a message's text, and of its code and links
 
 
 class Progress:
@@ -139,8 +139,8 @@ def _listed(inbox: Inbox) -> str:
         code = f"\ncode: {message.code}" if message.code else ""
         links = "".join(f"\nlink: {link}" for link in message.links[:10])
         head = visible(
-            f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_CHARACTERS
+            f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_LENGTH
         )
-        body = visible((message.text or message.html or "").strip(), _MAX_CHARACTERS)
+        body = visible((message.text or message.html or "").strip(), _MAX_LENGTH)
         parts.append(f"{head}\n\n{body}")
     return "\n\n----\n\n".join(parts)

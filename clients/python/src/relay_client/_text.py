@@ -37,26 +37,26 @@ LINK = 1000
 """The same of a link."""
 
 
-def visible(text: str, most: int | None = None, *, colours: bool = False) -> str:
+def visible(text: str, max_length: int | None = None, *, colours: bool = False) -> str:
     """Return a text of several lines, with all that could drive its reader spelt.
 
-    No more than `most` characters, if that is said; what is left out is an ellipsis.  `colours`:
-    those that a terminal gives to letters are left as they are.
+    No more than `max_length` characters, if that is said; what is left out is an ellipsis.
+    `colours`: those that a terminal gives to letters are left as they are.
     """
     drives = _DRIVES_MORE_THAN_COLOURS if colours else _DRIVES
-    some = text if most is None else text[: 9 * most]  # no fewer than may be shown
+    some = text if max_length is None else text[: 9 * max_length]  # no fewer than may be shown
     shown = drives.sub(_spelt, some.replace("\r\n", "\n"))
     shown = _COMMANDS.sub(
         lambda found: f"{found[1]}\\u003a" if found[1] is not None else "\\u0023", shown
     )
-    if most is None or len(shown) <= most:
+    if max_length is None or len(shown) <= max_length:
         return shown
-    return _PART.sub("", shown[: most - 1]) + "\u2026"
+    return _PART.sub("", shown[: max_length - 1]) + "\u2026"
 
 
-def in_a_line(text: str, most: int | None = None) -> str:
+def in_a_line(text: str, max_length: int | None = None) -> str:
     """Return the same on one line."""
-    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], text), most)
+    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], text), max_length)
 
 
 def quoted(text: str) -> str:

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 from relay_client._text import visible
 
-_MOST = 20_000  # characters of a text
+_MAX_LENGTH = 20_000  # characters of a text
 
 
 class RelayError(Exception):
     """Anything that this client raises on its own."""
 
     def __str__(self) -> str:
-        return visible(self._said(), _MOST)
+        return visible(self._said(), _MAX_LENGTH)
 
     def __repr__(self) -> str:
-        return visible(super().__repr__(), _MOST)
+        return visible(super().__repr__(), _MAX_LENGTH)
 
     def _said(self) -> str:
         return super().__str__()
@@ -74,19 +74,19 @@ class WaitTimeout(RelayError, TimeoutError):
         timeout: float,
         instead: str,
         others: Sequence[str] = (),
-        refused: Sequence[str] = (),
+        rejected_recipients: Sequence[str] = (),
         captured: Sequence[str] = (),
         hint: str = "",
     ) -> None:
-        super().__init__(wanted, timeout, instead, others, refused, captured, hint)
+        super().__init__(wanted, timeout, instead, others, rejected_recipients, captured, hint)
         self.wanted = wanted
         self.timeout = timeout
         self.instead = instead
         """What there is in its place, as a clause: `nothing came`, `2 others came`."""
         self.others = tuple(others)
         """A line for each message that came and was not waited for, the newest first."""
-        self.refused = tuple(refused)
-        """A line for each recipient that SMTP refused since the inbox was made, and whose business
+        self.rejected_recipients = tuple(rejected_recipients)
+        """A line for each recipient that SMTP rejected since the inbox was made, and whose business
         that is; the newest first."""
         self.captured = tuple(captured)
         """A line for each recipient at another domain for whom mail was captured since then, of
@@ -98,7 +98,7 @@ class WaitTimeout(RelayError, TimeoutError):
         listed = "".join(f"\n  {other}" for other in self.others)
         said = f"{self.instead}:{listed}" if listed else self.instead
         for recipients, one, many in (
-            (self.refused, "1 recipient was refused", "{} recipients were refused"),
+            (self.rejected_recipients, "1 recipient was refused", "{} recipients were refused"),
             (
                 self.captured,
                 "mail to 1 other recipient was captured",
