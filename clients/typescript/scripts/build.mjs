@@ -1,9 +1,10 @@
 // Builds dist/: ESM and CommonJS, each with its types.  The same sources give the same bytes.
 //
-// Comments are in the types, where editors show them; in the programs they were a seventh of all.
+// Comments are in the types, where editors show them; in the programs they were a seventh of all.  Of
+// modules that no exported type leads to there are no types.
 
 import { execFileSync } from "node:child_process";
-import { chmodSync, rmSync, writeFileSync } from "node:fs";
+import { chmodSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 
@@ -13,9 +14,20 @@ const tsc = createRequire(import.meta.url).resolve("typescript/bin/tsc");
 
 rmSync("dist", { recursive: true, force: true });
 for (const project of ["tsconfig.json", "tsconfig.cjs.json"]) {
-  for (const emitted of [["--emitDeclarationOnly"], ["--declaration", "false", "--removeComments", "--noCheck"]]) {
+  const programs = ["--declaration", "false", "--removeComments", "--noCheck"];
+  for (const emitted of [["--emitDeclarationOnly"], programs]) {
     execFileSync(process.execPath, [tsc, "--project", project, ...emitted], { stdio: "inherit" });
   }
+}
+for (const folder of ["dist/esm", "dist/cjs"]) {
+  const led = new Set(["index.d.ts", "playwright.d.ts", "cypress.d.ts", "vitest.d.ts"]);
+  const types = readdirSync(folder).filter((name) => name.endsWith(".d.ts"));
+  for (const name of led) {
+    if (!types.includes(name)) continue;
+    const text = readFileSync(`${folder}/${name}`, "utf-8");
+    for (const [, other] of text.matchAll(/"\.\/(\w+)\.js"/g)) led.add(`${other}.d.ts`);
+  }
+  for (const name of types) if (!led.has(name)) rmSync(`${folder}/${name}`);
 }
 writeFileSync("dist/cjs/package.json", '{ "type": "commonjs" }\n');
 chmodSync("dist/esm/cli.js", 0o755);
