@@ -10,7 +10,11 @@ import { rollup } from "rollup";
 import ts from "typescript";
 
 /** @type {import("typescript").CompilerOptions} */
-const compilerOptions = { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ESNext, removeComments: true };
+const compilerOptions = {
+  target: ts.ScriptTarget.ES2022,
+  module: ts.ModuleKind.ESNext,
+  removeComments: true,
+};
 
 const bundle = await rollup({
   input: fileURLToPath(new URL("../src/page.ts", import.meta.url)),
@@ -19,11 +23,13 @@ const bundle = await rollup({
       name: "typescript",
       resolveId: (name, from) =>
         from ? fileURLToPath(new URL(name.replace(/\.js$/, ".ts"), `file://${from}`)) : null,
-      load: (file) => ts.transpileModule(readFileSync(file, "utf-8"), { compilerOptions }).outputText,
+      load: (file) =>
+        ts.transpileModule(readFileSync(file, "utf-8"), { compilerOptions }).outputText,
     },
   ],
 });
 const { output } = await bundle.generate({ format: "es" });
 process.stdout.write(
-  `// Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so any more.\n\n${output[0].code}`,
+  "// Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so " +
+    `any more.\n\n${output[0].code}`,
 );

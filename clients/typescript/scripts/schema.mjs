@@ -62,7 +62,8 @@ const ast = await openapiTS(
   { defaultNonNullable: false, silent: true },
 );
 process.stdout.write(
-  `/* Made by scripts/schema.mjs of a relay's /openapi.json; a test finds what is not so any more. */\n\n${astToString(ast)}`,
+  "/* Made by scripts/schema.mjs of a relay's /openapi.json; a test finds what is not so any more. " +
+    `*/\n\n${astToString(ast)}`,
 );
 
 /** @param {any} value */

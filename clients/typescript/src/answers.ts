@@ -1,8 +1,8 @@
 /**
  * What a relay's answers look like: what is otherwise was said by no relay.
  *
- * A shape is a function that tells whether a value has it.  Only what this client reads is looked at,
- * so a relay may say more than its clients know.  The Python client has the same (_answers.py).
+ * A shape is a function that tells whether a value has it.  Only what this client reads is looked
+ * at, so a relay may say more than its clients know.  The Python client has the same (_answers.py).
  */
 
 type Shape = (value: unknown) => boolean;
@@ -55,7 +55,9 @@ const record =
   (value) =>
     typeof value === "object" &&
     value !== null &&
-    Object.entries(shapes).every(([name, shape]) => shape((value as Record<string, unknown>)[name]));
+    Object.entries(shapes).every(([name, shape]) =>
+      shape((value as Record<string, unknown>)[name]),
+    );
 
 const texts = every(text);
 

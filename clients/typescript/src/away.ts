@@ -1,6 +1,6 @@
 /**
- * What the processes of a run know of relays that are away, in a file: each relay is waited for once,
- * and not again by the next process, which knows nothing else of the one before.
+ * What the processes of a run know of relays that are away, in a file: each relay is waited for
+ * once, and not again by the next process, which knows nothing else of the one before.
  *
  * Where the file cannot be read or written each process waits.  Of two runs that share a file each
  * forgets what the other knows.

@@ -5,8 +5,8 @@
  * or as `Unreachable`.  Which tries are repeated, and for how long, is said in `exchange.ts`.  The
  * relay's own page makes its calls by this module, too (scripts/page.mjs).
  *
- * No more is taken of an answer than it may have, and none that is packed: how much it would become is
- * not seen before.  (In a browser, which has unpacked it, it is measured as it is then.)
+ * No more is taken of an answer than it may have, and none that is packed: how much it would become
+ * is not seen before.  (In a browser, which has unpacked it, it is measured as it is then.)
  */
 
 import { Refused, Unreachable } from "./errors.js";
@@ -165,7 +165,9 @@ export function noRelay({ status, headers, bytes, fault }: Answer, why = fault):
   return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
 }
 
-/** What is thrown where an answer is good and not what was asked for; no error has a token in it. */
+/**
+ * What is thrown where an answer is good and not what was asked for; no error has a token in it.
+ */
 export function unlike(answer: Answer): Refused {
   const said = new TextDecoder().decode(answer.bytes);
   return noRelay(answer, said.includes('_token"') ? "what it says has a token in it" : undefined);

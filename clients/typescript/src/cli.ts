@@ -3,12 +3,12 @@
  * `relay-client`: inboxes and mail for shells.
  *
  * Promises: standard output has the one thing that was asked for, or JSON; everything else goes to
- * standard error, and cannot drive who reads it (a terminal, CI), nor can standard output if it is a
- * terminal: control characters and commands are spelt.  Elsewhere `text` and `raw` are what the mail
- * says, as it is; all else is inert there, too.  No error has a token in it.  JSON has the
- * names of the relay's own calls.  The exit code is 0 if it is there, 1 if what was waited for did not
- * come (or came, where nothing was to), 2 for a call that cannot be meant, 3 where the relay refused or
- * what answers is none, 4 where nothing answers.
+ * standard error, and cannot drive who reads it (a terminal, CI), nor can standard output if it is
+ * a terminal: control characters and commands are spelt.  Elsewhere `text` and `raw` are what the
+ * mail says, as it is; all else is inert there, too.  No error has a token in it.  JSON has the
+ * names of the relay's own calls.  The exit code is 0 if it is there, 1 if what was waited for did
+ * not come (or came, where nothing was to), 2 for a call that cannot be meant, 3 where the relay
+ * refused or what answers is none, 4 where nothing answers.
  */
 
 import { readFileSync } from "node:fs";
@@ -295,7 +295,9 @@ function inert(value: unknown): string {
 /** A link that leads to the same place, on one line, which drives neither. */
 function inertLink(link: string): string {
   return link
-    .replace(/[\s\0-\x1f\ud800-\udfff]/gu, (one) => encodeURIComponent(one.replace(/\p{Cs}/u, "\ufffd")))
+    .replace(/[\s\0-\x1f\ud800-\udfff]/gu, (one) =>
+      encodeURIComponent(one.replace(/\p{Cs}/u, "\ufffd")),
+    )
     .replace(UNSEEN, encodeURIComponent)
     .replace(/#(#(?:\[|vso\[|teamcity\[))/gi, (_, rest: string) => `#%23${rest.slice(1)}`);
 }

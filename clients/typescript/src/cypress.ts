@@ -2,21 +2,23 @@
  * Commands for Cypress; registered when this is imported (in `cypress/support/e2e`).
  *
  *     cy.relayInbox().then((inbox) => cy.get("#email").type(inbox.address));
- *     cy.waitForMail({ subject: "Welcome" }).then((message) => cy.visit(message.link("/activate")));
+ *     cy.waitForMail({ subject: "Welcome" }).then((mail) => cy.visit(mail.link("/activate")));
  *
  * Promises: calls are made by `cy.request`, so by Cypress and not by the page: no rule of the
  * browser's about other origins is in the way, and nothing has to be set up in Node.js.  The relay
  * is at `RELAY_URL` and opened by `RELAY_TOKEN`, both Cypress's environment variables.  An inbox
  * ends with its test.
  *
- * Fails as the client does: `cy.waitForMail()` says what did come, and what fails for want of a relay
- * names the variables.  A relay that is away is asked again only as often as `cy.request` does it.
+ * Fails as the client does: `cy.waitForMail()` says what did come, and what fails for want of a
+ * relay names the variables.  A relay that is away is asked again only as often as `cy.request`
+ * does it.
  *
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
 import { CAPTURED, INBOX, LIST, MESSAGE_OR_NONE, REJECTED, type Shape } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, refused, unlike } from "./call.js";
+import { FIXTURE_TTL, type InboxOptions, newMailbox, pathOf } from "./mailboxes.js";
 import { DEFAULT_URL, whereFrom } from "./options.js";
 import {
   AttachmentData,
@@ -26,10 +28,8 @@ import {
   type MessageJson,
   type RejectedJson,
 } from "./records.js";
-import type { InboxOptions } from "./relay.js";
 import type { components } from "./schema.js";
 import {
-  FIXTURE_TTL,
   LOOKS_THROUGH,
   OTHERS,
   PART,
@@ -41,8 +41,6 @@ import {
   fits,
   inVain,
   inWords,
-  newMailbox,
-  pathOf,
   rests,
   waitable,
 } from "./waiting.js";
@@ -122,7 +120,9 @@ const PAUSE = 500; // between two tries
 const LOOK = 100; // between two looks at what is being parsed
 const LOOKS = 10;
 
-const WHERE = whereFrom("Cypress's variables RELAY_URL and RELAY_TOKEN (CYPRESS_RELAY_URL in a shell)");
+const WHERE = whereFrom(
+  "Cypress's variables RELAY_URL and RELAY_TOKEN (CYPRESS_RELAY_URL in a shell)",
+);
 
 /** To a request that gets no answer, which Cypress lets nobody catch. */
 function explain(error: Error): never {

@@ -1,11 +1,11 @@
 /**
  * The errors of this client.
  *
- * All of it is a `RelayError`; each text says what was asked for and what came instead.  What others
- * have said is spelt in it where it could drive a terminal, or whoever runs CI (`visible`), and cut
- * where it is long; other properties have it as it was said, and cannot be enumerated: Node.js and runners of tests print
- * those that can.  An error's `name` is its class's, for whoever has two copies of this package and so
- * cannot ask `instanceof`.
+ * All of it is a `RelayError`; each text says what was asked for and what came instead.  What
+ * others have said is spelt in it where it could drive a terminal, or whoever runs CI (`visible`),
+ * and cut where it is long; other properties have it as it was said, and cannot be enumerated:
+ * Node.js and runners of tests print those that can.  An error's `name` is its class's, for whoever
+ * has two copies of this package and so cannot ask `instanceof`.
  */
 
 import { visible } from "./text.js";
@@ -68,11 +68,12 @@ export class WaitTimeout extends RelayError {
    * @param timeout For how long, in milliseconds.
    * @param instead What there is in its place, as a clause: `nothing came`, `2 others came`.
    * @param others A line for each message that came and was not waited for, the newest first.
-   * @param rejectedRecipients A line for each recipient that SMTP rejected since the inbox was made, and whose
-   * business that is; the newest first.
+   * @param rejectedRecipients A line for each recipient that SMTP rejected since the inbox was
+   * made, and whose business that is; the newest first.
    * @param captured A line for each recipient at another domain for whom mail was captured since
    * then, of this inbox's sender or by its name; none but for the administrator's token.
-   * @param hint What to look at next, in sentences of this client's own; empty where nothing is known.
+   * @param hint What to look at next, in sentences of this client's own; empty where nothing is
+   * known.
    */
   constructor(
     readonly wanted: string,

@@ -30,15 +30,15 @@ const GRACE = 5_000; // by which the answer to a wait may be late
 const WHOLE = 120_000; // until an answer has been read
 
 /**
- * More than what is no message has, and no list of them, in bytes; read, it takes many times as much
- * at worst.
+ * Bytes of an answer that is neither a message nor a list of messages; none has as much.  Parsed,
+ * JSON takes up to thirty times its size in memory.
  */
 const JSON_BYTES = 2 << 20;
 
 /**
  * More than a message's texts, headers and links can have in JSON (a million characters each), and
- * than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does not
- * cut them.
+ * than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does
+ * not cut them.
  */
 export const MESSAGE_BYTES = 32 << 20;
 
@@ -89,7 +89,7 @@ export class Exchange {
   readonly #timeLimit: () => number | undefined;
   #closed = false;
 
-  /** `timeLimit` says how long a call without a deadline may take; undefined: as long as it does. */
+  /** `timeLimit` says how long a call without a deadline may take; undefined: as it pleases. */
   constructor(options: RelayOptions, timeLimit: () => number | undefined = () => undefined) {
     const where = target(options);
     this.#caller = new Caller(where);
@@ -120,10 +120,11 @@ export class Exchange {
   }
 
   /**
-   * Make a call until it is answered; return the answer if it is a good one.  A call is repeated up to
-   * `deadline`, and no try outlasts it but one that may keep its answer back; without one, and
-   * without a time limit, it is repeated for `RETRY_TIMEOUT`, and no try outlasts `overallDeadline`,
-   * that of the calls of which it is one.  What differs from try to try is made anew for each.
+   * Make a call until it is answered; return the answer if it is a good one.  A call is repeated up
+   * to `deadline`, and no try outlasts it but one that may keep its answer back; without one, and
+   * without a time limit, it is repeated for `RETRY_TIMEOUT`, and no try outlasts
+   * `overallDeadline`, that of the calls of which it is one.  What differs from try to try is made
+   * anew for each.
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),
@@ -150,7 +151,8 @@ export class Exchange {
         if (error instanceof Refused) {
           hide(error, "problem", "detail", "title"); // here, for the relay's page has no use for it
           // Which Node.js prints even where it is hidden.
-          Object.defineProperty(error, "errors", { value: error.errors.map((one) => inALine(one)) });
+          const value = error.errors.map((one) => inALine(one));
+          Object.defineProperty(error, "errors", { value });
           hide(error, "errors");
           failure = error;
           repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
@@ -159,10 +161,11 @@ export class Exchange {
           const cause = error instanceof Unreachable ? error.cause : error;
           const { code, text } = reason(cause);
           const { base } = this.#caller;
+          const asked = `${one.method} ${base}${one.path}`;
           const seconds = ((performance.now() - began) / 1000).toFixed(1);
           const said = HOPELESS.test(code)
             ? `no TLS connection to ${base}: ${text} (${code})`
-            : `the relay does not answer ${one.method} ${base}${one.path} (for ${seconds} s: ${text})`;
+            : `the relay does not answer ${asked} (for ${seconds} s: ${text})`;
           failure = new Unreachable(said, { cause });
           repeats = (idempotent || NOT_CONNECTED.has(code)) && !HOPELESS.test(code);
         }

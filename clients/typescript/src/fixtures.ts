@@ -2,10 +2,10 @@
 
 import type { Away } from "./away.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
+import { FIXTURE_TTL, type InboxOptions } from "./mailboxes.js";
 import { whereFrom } from "./options.js";
-import { type Inbox, type InboxOptions, LOGINS, type Message, type Relay } from "./relay.js";
+import { type Inbox, LOGINS, type Message, type Relay } from "./relay.js";
 import { NAME, inALine, visible } from "./text.js";
-import { FIXTURE_TTL } from "./waiting.js";
 
 const SHOWN = 20; // messages of a report
 const REPORTS_WITHIN = 5_000; // milliseconds, or it says that they cannot be read
@@ -37,8 +37,10 @@ const PROBE_TIMEOUT = 500; // milliseconds in which a relay answers that did not
  */
 async function asked<T>(relay: Relay, away: Away, call: () => Promise<T>): Promise<T> {
   const before = away.get(relay.url);
-  if (before !== undefined && !(await isReachable(relay.url))) throw frameless(new Unreachable(before));
-  if (before !== undefined) away.delete(relay.url);
+  if (before !== undefined) {
+    if (!(await isReachable(relay.url))) throw frameless(new Unreachable(before));
+    away.delete(relay.url);
+  }
   try {
     return await call();
   } catch (error) {
@@ -136,7 +138,7 @@ export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages:
   try {
     messages = (await inbox.messages(SHOWN, { timeout: REPORTS_WITHIN })).reverse();
   } catch (error) {
-    // Whatever it is: this is said beside a test's own failure, and its inbox is still to be closed.
+    // Whatever it is: this is said beside a test's own failure, and its inbox is to be closed yet.
     const why = error instanceof RelayError ? error.message : visible(String(error));
     return { text: `what came cannot be read: ${why}`, messages: [] };
   }
@@ -164,5 +166,6 @@ function described(message: Message): string {
     ...(code === null ? [] : [`code: ${code}`]),
     ...message.links.slice(0, 10).map((link) => `link: ${link}`),
   ].join("\n");
-  return `${visible(head, MAX_LENGTH)}\n\n${visible((message.text ?? message.html ?? "").trim(), MAX_LENGTH)}`;
+  const body = (message.text ?? message.html ?? "").trim();
+  return `${visible(head, MAX_LENGTH)}\n\n${visible(body, MAX_LENGTH)}`;
 }

@@ -20,6 +20,7 @@ export {
   Unreachable,
   WaitTimeout,
 } from "./errors.js";
+export type { InboxOptions } from "./mailboxes.js";
 export type { RelayOptions } from "./options.js";
 export type {
   AttachmentData,
@@ -35,14 +36,11 @@ export type {
 export {
   Attachment,
   Inbox,
-  type InboxOptions,
   type ListOptions,
   Message,
-  type NewAttachment,
-  type NewMessage,
-  Outbound,
   Relay,
 } from "./relay.js";
 export type { components, operations, paths } from "./schema.js";
+export { type NewAttachment, type NewMessage, Outbound } from "./sending.js";
 export { VERSION } from "./version.js";
 export type { WaitOptions, Wanted } from "./waiting.js";

@@ -1,6 +1,6 @@
 /**
- * What says where a relay is: options, else the environment.  What can be no relay's URL and no token
- * is refused here, before anything is asked.
+ * What says where a relay is: options, else the environment.  What can be no relay's URL and no
+ * token is refused here, before anything is asked.
  */
 
 import { isToken } from "./answers.js";
@@ -52,7 +52,8 @@ function checkUrl(where: string): void {
   }
   if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
     // No more than its scheme and host: where there is a user, that part may be a password.
-    const [found] = /^[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?=[:/?#]|$)|^[a-z0-9.-]+(?=:\d{1,5}$)/i.exec(where) ?? [];
+    const shown = /^[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?=[:/?#]|$)|^[a-z0-9.-]+(?=:\d{1,5}$)/i;
+    const [found] = shown.exec(where) ?? [];
     const said = found && !where.includes("@") ? `: ${quoted(found)}` : "";
     throw new RelayError(`a relay's URL begins with http:// or https:// and a host${said}`);
   }

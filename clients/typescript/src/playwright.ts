@@ -87,7 +87,8 @@ export const fixtures: Fixtures<
     await use(inbox);
     if (test.status !== test.expectedStatus) {
       const { text, messages } = await arrivedAt(inbox);
-      await test.attach(visible(`mail to ${inbox.address}`), { body: text, contentType: "text/plain" });
+      const name = visible(`mail to ${inbox.address}`);
+      await test.attach(name, { body: text, contentType: "text/plain" });
       for (const { subject, html } of messages) {
         if (html !== null) {
           await test.attach(`mail: ${inALine(subject ?? "(no subject)", NAME)}`, {

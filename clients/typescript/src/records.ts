@@ -119,8 +119,8 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
    *
    * A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any other
    * is a part of path and query (`/reset`); a pattern is searched for in the whole link.  Without
-   * one it is the first link of all.  What has a host that not everybody reads alike is like none but
-   * a pattern.
+   * one it is the first link of all.  What has a host that not everybody reads alike is like none
+   * but a pattern.
    */
   link(match?: string | RegExp): string {
     for (const link of this.links) {
@@ -151,7 +151,9 @@ export type Check = Schemas["Check"];
 /** Something that receivers or readers would mind. */
 export type Finding = Schemas["FindingEntry"];
 
-/** Whether the world would take a message; `score` is 0 to 10, `reasons` what it is short of 10 for. */
+/**
+ * Whether the world would take a message; `score` is 0 to 10, `reasons` what it is short of 10 for.
+ */
 export type Checks = Schemas["Checks"];
 
 /** Where a relay takes mail: `host:port` each, null for what it does not serve. */

@@ -1,5 +1,5 @@
 /**
- * `Relay`, and what it gives: inboxes, messages, attachments, and what was sent.
+ * `Relay`, and what it gives: inboxes, messages and attachments.  What is sent is in `sending.ts`.
  *
  * What needs a call is awaited; a value that was fetched once is kept.
  */
@@ -9,7 +9,6 @@
 import * as answers from "./answers.js";
 import { type Answer, noRelay } from "./call.js";
 import {
-  NotDelivered,
   Refused,
   RelayError,
   UnexpectedMail,
@@ -25,6 +24,7 @@ import {
   decoded,
   paused,
 } from "./exchange.js";
+import { type InboxOptions, newMailbox, ofMessage, pathOf } from "./mailboxes.js";
 import type { RelayOptions } from "./options.js";
 import {
   AttachmentData,
@@ -36,18 +36,17 @@ import {
   type InfoJson,
   MessageData,
   type MessageJson,
-  type OutboundEntry,
-  type OutboundEntryJson,
   type RejectedJson,
-  type State,
   type WholeEntryJson,
-  parsedEntry,
   parsedInfo,
 } from "./records.js";
 import type { components } from "./schema.js";
+import { type NewMessage, Outbound, send } from "./sending.js";
 import { quoted } from "./text.js";
 import {
   LOOKS_THROUGH,
+  FIRST_LOOK,
+  LAST_LOOK,
   OTHERS,
   PART,
   TIMEOUT,
@@ -60,9 +59,6 @@ import {
   fits,
   inVain,
   inWords,
-  newMailbox,
-  partOf,
-  pathOf,
   rests,
   waitable,
 } from "./waiting.js";
@@ -71,63 +67,21 @@ type Schemas = components["schemas"];
 type Query = NonNullable<RepeatableRequest["query"]>;
 
 const PAGE = 200;
-const MAX_EMPTY_PAGES = 1_000; // pages of a list with nothing on them; a relay looks a second for each
+const MAX_EMPTY_PAGES = 1_000; // of a list; a relay looks for a second for each
 const LINK = 8 << 10; // bytes of the header that names a next page
 const CLOSES_WITHIN = 2_000; // or is left to its time
 const LIST_TIMEOUT = 60_000; // with all of its pages
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
 const LOOK_CAPTURED = 250; // between two looks for a mailbox that its first mail makes
-const FIRST_LOOK = 20; // between two looks at what was sent
-const LAST_LOOK = 500;
-const ENDS = new Set(["sent", "failed", "bounced", "cancelled"]);
-const STATES: readonly State[] = [
-  ...(["queued", "processing", "sent", "failed"] as const),
-  ...(["bounced", "cancelled", "held"] as const),
-];
 
 // Where there is none (Node.js before 18.18) this is the one that compilers put in its place.
 const asyncDispose: typeof Symbol.asyncDispose =
   Symbol.asyncDispose ?? (Symbol.for("Symbol.asyncDispose") as typeof Symbol.asyncDispose);
 
-/** What inbox is wanted. */
-export interface InboxOptions {
-  /** Minutes for which it lives, if not closed before; as long as the plan allows unless said. */
-  ttl?: number | undefined;
-  /** What stands before the `@`; the relay chooses unless it is said. */
-  localPart?: string | undefined;
-  /** One of the relay's domains; the first unless said. */
-  domain?: string | undefined;
-}
-
 /** How a list is read. */
 export interface ListOptions {
   /** For how long at most, in milliseconds, with all of its pages; 60,000 unless said. */
   timeout?: number | undefined;
-}
-
-/** A file to go with a message: what is in it, or where it is. */
-export type NewAttachment = {
-  /** By the file's name, for the commonest, unless said. */
-  contentType?: string | undefined;
-} & (
-  | { filename: string; content: Uint8Array | string; path?: undefined }
-  | { path: string; filename?: string | undefined; content?: undefined }
-);
-
-/** What is to be sent to whom. */
-export interface NewMessage {
-  /** An address, or `Name <address>`. */
-  from: string;
-  /** Each gets a message of its own. */
-  to: string | readonly string[];
-  subject?: string | undefined;
-  text?: string | undefined;
-  html?: string | undefined;
-  /** Further header fields, such as Reply-To. */
-  headers?: Readonly<Record<string, string>> | undefined;
-  attachments?: readonly NewAttachment[] | undefined;
-  /** Under one key the same message is queued once, however often it is sent in a day. */
-  idempotencyKey?: string | undefined;
 }
 
 /** How many milliseconds a call may take, of relays whose calls a test runner limits. */
@@ -182,35 +136,8 @@ export class Relay implements AsyncDisposable {
    * Queue a message; one is returned for each recipient.  Where this client has to ask again it is
    * queued once; two calls queue it twice, unless they have one `idempotencyKey`.
    */
-  async send({
-    from,
-    to,
-    subject = "",
-    text,
-    html,
-    headers = {},
-    attachments = [],
-    idempotencyKey,
-  }: NewMessage): Promise<Outbound[]> {
-    const body: Schemas["NewMessage"] = {
-      from,
-      to: typeof to === "string" ? to : [...to],
-      subject,
-      text: text ?? null,
-      html: html ?? null,
-      headers: { ...headers },
-      attachments: await Promise.all(attachments.map(encoded)),
-    };
-    const { messages } = await this.#exchange.json<Schemas["Sent"]>(
-      {
-        method: "POST",
-        path: "/api/v1/messages/send",
-        headers: { "Idempotency-Key": idempotencyKey ?? uniqueKey() },
-        body,
-      },
-      answers.SENT,
-    );
-    return messages.map((one) => new Outbound(this.#exchange, one.id, one.recipient));
+  send(message: NewMessage): Promise<Outbound[]> {
+    return send(this.#exchange, message);
   }
 
   /** A message that was sent. */
@@ -395,14 +322,14 @@ export class Inbox implements AsyncDisposable {
 
   /** Asks for whole messages; a relay that does not know them, for what lists show. */
   async #firstPage(query: Query, overallDeadline: number): Promise<Answer> {
-    const page = (asked: Query) =>
+    const call = (asked: Query) =>
       this.#exchange.call(this.#list(asked), undefined, overallDeadline);
     try {
-      return await page({ ...query, whole: "true" });
+      return await call({ ...query, whole: "true" });
     } catch (error) {
       if (!(error instanceof Refused && error.problem === "unknown-parameter")) throw error;
     }
-    return page(query);
+    return call(query);
   }
 
   #list(query: Query): RepeatableRequest {
@@ -569,8 +496,8 @@ type Ask = (
 ) => Promise<Answer>;
 
 /**
- * Path and query of the next page, if there is one.  A relay names it from its root on, wherever that
- * is: to another place no token goes.
+ * Path and query of the next page, if there is one.  A relay names it from its root on, wherever
+ * that is: to another place no token goes.
  */
 function following(answer: Answer): string | undefined {
   const link = answer.headers.get("Link") ?? "";
@@ -580,11 +507,6 @@ function following(answer: Answer): string | undefined {
     throw noRelay(answer, `its next page is at ${quoted(next.slice(0, 200))}`);
   }
   return next || undefined;
-}
-
-/** The path of a message in its inbox, or of something of it. */
-function ofMessage(id: string, more = ""): string {
-  return `/messages/${partOf(id)}${more}`;
 }
 
 /** The path of a next page that has no more than so many: what it has is marked read. */
@@ -650,103 +572,4 @@ export class Attachment extends AttachmentData {
       throw error;
     }));
   }
-}
-
-/** A message that was sent, to one recipient. */
-export class Outbound {
-  readonly #exchange: Exchange;
-
-  /** Made by `relay.send()` or `relay.outbound()`. */
-  constructor(
-    exchange: Exchange,
-    readonly id: string,
-    readonly recipient: string | null,
-  ) {
-    this.#exchange = exchange;
-  }
-
-  /** Where it is now: queued, processing, sent, failed, bounced, cancelled or held. */
-  get status(): Promise<State> {
-    return this.entry().then((found) => found.status);
-  }
-
-  /** Look at it: status, attempts, error, times. */
-  entry(): Promise<OutboundEntry> {
-    return this.#entry();
-  }
-
-  async #entry(deadline?: number): Promise<OutboundEntry> {
-    const path = `/api/v1/outbound/${partOf(this.id)}`;
-    const request = { method: "GET", path } as const;
-    return parsedEntry(await this.#exchange.json<OutboundEntryJson>(request, answers.OUTBOUND, deadline));
-  }
-
-  /** Wait until it has that status; `NotDelivered` once it never will, or `WaitTimeout`. */
-  async wait(
-    status: State = "sent",
-    { timeout = TIMEOUT }: { timeout?: number } = {},
-  ): Promise<void> {
-    const deadline = performance.now() + waitable(timeout);
-    if (!STATES.includes(status)) {
-      const known = STATES.join(", ");
-      throw new RelayError(`${quoted(String(status))} is no state of a message: it is one of ${known}`);
-    }
-    for (let pause = FIRST_LOOK; ; pause = Math.min(2 * pause, LAST_LOOK)) {
-      const found = await this.#entry(Math.max(deadline, performance.now() + 1_000));
-      if (found.status === status) return;
-      if (ENDS.has(found.status)) throw new NotDelivered(found.status, status, found.error);
-      const left = deadline - performance.now();
-      if (left <= 0) {
-        throw new WaitTimeout(`${this.id} to be ${status}`, timeout, `it is ${found.status}`);
-      }
-      await paused(Math.min(pause, left));
-    }
-  }
-}
-
-const TYPES: Readonly<Record<string, string>> = {
-  csv: "text/csv",
-  gif: "image/gif",
-  html: "text/html",
-  ics: "text/calendar",
-  jpeg: "image/jpeg",
-  jpg: "image/jpeg",
-  json: "application/json",
-  pdf: "application/pdf",
-  png: "image/png",
-  svg: "image/svg+xml",
-  txt: "text/plain",
-  webp: "image/webp",
-  xml: "application/xml",
-  zip: "application/zip",
-};
-
-async function encoded(given: NewAttachment): Promise<Schemas["NewAttachment"]> {
-  const { path, contentType } = given;
-  const filename = given.filename ?? path?.split(/[/\\]/).pop() ?? "";
-  // Not from the start: who sends no file by its path needs no Node.js.
-  const content = given.content ?? (await (await import("node:fs/promises")).readFile(path ?? ""));
-  const ending = filename.split(".").pop()?.toLowerCase() ?? "";
-  return {
-    filename,
-    content_type: contentType ?? TYPES[ending] ?? "application/octet-stream",
-    content: base64(typeof content === "string" ? new TextEncoder().encode(content) : content),
-  };
-}
-
-function base64(bytes: Uint8Array): string {
-  const pieces: string[] = [];
-  // As many at a time as a call may have arguments.
-  for (let at = 0; at < bytes.length; at += 0x8000) {
-    pieces.push(String.fromCharCode(...bytes.subarray(at, at + 0x8000)));
-  }
-  return btoa(pieces.join(""));
-}
-
-function uniqueKey(): string {
-  const bytes = new Uint8Array(16);
-  // Node.js 18 has no global `crypto` yet; the key has to differ, not to be a secret.
-  if (globalThis.crypto) globalThis.crypto.getRandomValues(bytes);
-  else bytes.forEach((_, at) => (bytes[at] = Math.floor(256 * Math.random())));
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -2,8 +2,8 @@
  * Strangers' texts, as errors and reports show them: to be read, and to drive nothing.  The Python
  * client does the same (_text.py); clients/cases.json holds both to it.
  *
- * No more of it is shown than a reader wants, or a stranger could fill a log: a subject of invisible
- * characters grows to nine times its size.
+ * No more of it is shown than a reader wants, or a stranger could fill a log: a subject of
+ * invisible characters grows to nine times its size.
  */
 
 /** How many characters are shown of a name, a subject and their like. */
@@ -13,11 +13,12 @@ export const NAME = 200;
 export const LINK = 1_000;
 
 /**
- * A text of several lines, with all that could drive its reader spelt (`\u001b`): control characters,
- * those that turn the direction of a text, those that have no width, and the first characters of what
- * CI obeys.  GitHub Actions obeys lines that begin with `::error::` and its like, and `##[…]`
- * anywhere; Azure Pipelines `##vso[task…]` and TeamCity `##teamcity[…]` wherever they stand.
- * No more than `maxLength` characters, if that is said; what is left out is an ellipsis.
+ * A text of several lines, with all that could drive its reader spelt (`\u001b`): control
+ * characters, those that turn the direction of a text, those that have no width, and the first
+ * characters of what CI obeys.  GitHub Actions obeys lines that begin with `::error::` and its
+ * like, and `##[…]` anywhere; Azure Pipelines `##vso[task…]` and TeamCity `##teamcity[…]` wherever
+ * they stand.  No more than `maxLength` characters, if that is said; what is left out is an
+ * ellipsis.
  */
 export function visible(text: string, maxLength = Infinity): string {
   const shown = text
@@ -33,7 +34,9 @@ export function visible(text: string, maxLength = Infinity): string {
     .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
     .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
   const all = [...shown];
-  return all[maxLength] ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
+  return all[maxLength]
+    ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…"
+    : shown;
 }
 
 /** The same on one line. */

@@ -11,8 +11,8 @@
  * | `inboxOptions`, `relayOptions` | what these are made with: `base.extend({ ...fixtures, … })` |
  *
  * What came to the inbox of a test that failed is printed beside its failure.  A test that finds no
- * relay, or waits in vain, says so before Vitest ends it, which says no more than that it took long.
- * Where no relay answers, a run waits for it once.
+ * relay, or waits in vain, says so before Vitest ends it, which says no more than that it took
+ * long.  Where no relay answers, a run waits for it once.
  */
 
 import { existsSync } from "node:fs";
@@ -60,9 +60,9 @@ const MARGIN = 1_000; // for what else a test does
 const STEP = 10; // milliseconds, since an error says how long was waited
 
 /**
- * Says from now on how many milliseconds a test has for what it is about to ask: what is left of its
- * time, but for a margin in which it can still say what was asked for.  As much as it pleases after
- * its end, and where nothing ends it.  What a hook before it has used is not the test's.
+ * Says from now on how many milliseconds a test has for what it is about to ask: what is left of
+ * its time, but for a margin in which it can still say what was asked for.  As much as it pleases
+ * after its end, and where nothing ends it.  What a hook before it has used is not the test's.
  */
 function timeLimit(task: Context["task"]): () => number | undefined {
   const whole = task.timeout ?? ENDS;
@@ -84,8 +84,8 @@ function limitWaits(inbox: Inbox, left: () => number | undefined): void {
 }
 
 /**
- * What the files of a run know, each of which has a process or a thread of its own: where tools leave
- * what they may lose.  A run is known by Vitest's own process, whose child or thread this is.
+ * What the files of a run know, each of which has a process or a thread of its own: where tools
+ * leave what they may lose.  A run is known by Vitest's own process, whose child or thread this is.
  */
 function awayFrom(folder: string): Away {
   const modules = join(folder, "node_modules");

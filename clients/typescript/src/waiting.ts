@@ -1,15 +1,11 @@
 /**
  * Waits, but for their calls: which mail is meant, for how long, and what is said in vain.  Both
- * `relay.ts` and the commands for Cypress make inboxes and wait so.
+ * `relay.ts` and the commands for Cypress wait so.
  */
 
 import { RelayError, WaitTimeout } from "./errors.js";
 import type { CapturedJson, EntryJson, MessageData, MessageJson, RejectedJson } from "./records.js";
-import type { InboxOptions } from "./relay.js";
-import type { components } from "./schema.js";
 import { NAME, inALine, quoted } from "./text.js";
-
-type Schemas = components["schemas"];
 
 /**
  * A wait is asked for in parts of so many milliseconds, less than the time after which a proxy in
@@ -20,16 +16,17 @@ export const PART = 20_000;
 /** For how long is waited, in milliseconds, unless it is said. */
 export const TIMEOUT = 10_000;
 
-/** For how many minutes an inbox of a fixture lives, if the test run is killed before it ends it. */
-export const FIXTURE_TTL = 60;
+/** Milliseconds between two looks at what will change soon: first, and at last. */
+export const FIRST_LOOK = 20;
+export const LAST_LOOK = 500;
 
 const SLIP = 3; // characters of an address that may differ
 
 /** What an error says to who may not know of captured mail, where nothing else came. */
 const UNTOLD =
-  "If the application mailed another address, that is not shown to an API key. Look for it on the " +
-  "relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token in " +
-  "run/relay.json of the relay's data directory.";
+  "If the application mailed another address, that is not shown to an API key. Look for it on " +
+  "the relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token " +
+  "in run/relay.json of the relay's data directory.";
 
 /** For how many milliseconds after its time a wait still looks through what has come. */
 export const LOOKS_THROUGH = 1_000;
@@ -53,9 +50,9 @@ export interface WaitOptions extends Wanted {
 }
 
 /**
- * What `…/messages/wait` is asked for.  The relay knows no regular expressions: for one it is asked for
- * whatever comes, one message after the other, and each is looked at here (`fits`).  Another name is
- * refused: any mail would do.
+ * What `…/messages/wait` is asked for.  The relay knows no regular expressions: for one it is asked
+ * for whatever comes, one message after the other, and each is looked at here (`fits`).  Another
+ * name is refused: any mail would do.
  */
 export function waitQuery(wanted: WaitOptions, part: number): Record<string, string | number> {
   const { subject, sender, after, timeout: _, ...others } = wanted;
@@ -67,7 +64,8 @@ export function waitQuery(wanted: WaitOptions, part: number): Record<string, str
   for (const [name, match] of Object.entries({ subject, sender })) {
     if (match === undefined || typeof match === "string" || isPattern(match)) continue;
     const given = quoted(String(match));
-    throw new RelayError(`a ${name} is waited for by a part of it or a regular expression, not ${given}`);
+    const how = `a ${name} is waited for by a part of it or a regular expression`;
+    throw new RelayError(`${how}, not ${given}`);
   }
   return {
     empty: "null",
@@ -91,9 +89,9 @@ function isPattern(match: unknown): match is RegExp {
 }
 
 /**
- * Says how long to rest, in milliseconds, after each part of a wait that has ended without mail: by how
- * long that took, and how much was left of the wait as it began.  No relay ends a part much before its
- * time, or not often; where it is done, nobody is asked without a rest.
+ * Says how long to rest, in milliseconds, after each part of a wait that has ended without mail: by
+ * how long that took, and how much was left of the wait as it began.  No relay ends a part much
+ * before its time, or not often; where it is done, nobody is asked without a rest.
  */
 export function rests(): (took: number, left: number) => number {
   let next = 50;
@@ -139,9 +137,10 @@ export function lineOf(
 }
 
 /**
- * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows where
- * there are as many; `found` are the ids of those that were waited for; `rejected` are recipients, and
- * so are `captured`; `untold` is whether nothing came, and the relay would not tell of these.
+ * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows
+ * where there are as many; `found` are the ids of those that were waited for; `rejected` are
+ * recipients, and so are `captured`; `untold` is whether nothing came, and the relay would not tell
+ * of these.
  */
 export function inVain(
   what: string,
@@ -167,7 +166,9 @@ export function inVain(
   return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray, hint);
 }
 
-/** Whether entries of a list have all that they ever will; what has just come has no subject yet. */
+/**
+ * Whether entries of a list have all that they ever will; what has just come has no subject yet.
+ */
 export function areParsed(entries: readonly Partial<EntryJson>[]): boolean {
   return entries.every((entry) => entry.has_attachments !== null);
 }
@@ -207,27 +208,4 @@ function parted(address: string): [local: string[], domain: string] {
 
 function idOf(message: MessageData | string): string {
   return typeof message === "string" ? message : message.id;
-}
-
-/** What the call says that makes an inbox. */
-export function newMailbox({ ttl, localPart, domain }: InboxOptions): Schemas["NewMailbox"] {
-  return {
-    ...(ttl !== undefined && { ttl_minutes: ttl }),
-    ...(localPart !== undefined && { local_part: localPart }),
-    ...(domain !== undefined && { domain }),
-  };
-}
-
-/** An inbox's path. */
-export function pathOf(address: string): string {
-  return `/api/v1/mailboxes/${partOf(address).replaceAll("%40", "@")}`;
-}
-
-/** An address or an id, as a part of a path. */
-export function partOf(text: string): string {
-  try {
-    return encodeURIComponent(text);
-  } catch {
-    throw new RelayError(`nothing is called so: ${quoted(text)}`); // for half a character is in it
-  }
 }

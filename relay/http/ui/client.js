@@ -12,7 +12,9 @@ function visible(text, maxLength = Infinity) {
         .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
         .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
     const all = [...shown];
-    return all[maxLength] ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…" : shown;
+    return all[maxLength]
+        ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…"
+        : shown;
 }
 function inALine(text, maxLength) {
     return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);

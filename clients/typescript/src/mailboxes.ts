@@ -1,0 +1,54 @@
+/**
+ * Mailboxes as calls name them: what one is made with, and the paths of it and of what is in it.
+ */
+
+import { RelayError } from "./errors.js";
+import type { components } from "./schema.js";
+import { quoted } from "./text.js";
+
+/** What inbox is wanted. */
+export interface InboxOptions {
+  /** Minutes for which it lives, if not closed before; as long as the plan allows unless said. */
+  ttl?: number | undefined;
+  /** What stands before the `@`; the relay chooses unless it is said. */
+  localPart?: string | undefined;
+  /** One of the relay's domains; the first unless said. */
+  domain?: string | undefined;
+}
+
+/**
+ * For how many minutes an inbox of a fixture lives, if the test run is killed before it ends it.
+ */
+export const FIXTURE_TTL = 60;
+
+/** What the call says that makes an inbox. */
+export function newMailbox({
+  ttl,
+  localPart,
+  domain,
+}: InboxOptions): components["schemas"]["NewMailbox"] {
+  return {
+    ...(ttl !== undefined && { ttl_minutes: ttl }),
+    ...(localPart !== undefined && { local_part: localPart }),
+    ...(domain !== undefined && { domain }),
+  };
+}
+
+/** An inbox's path. */
+export function pathOf(address: string): string {
+  return `/api/v1/mailboxes/${partOf(address).replaceAll("%40", "@")}`;
+}
+
+/** An address or an id, as a part of a path. */
+export function partOf(text: string): string {
+  try {
+    return encodeURIComponent(text);
+  } catch {
+    throw new RelayError(`nothing is called so: ${quoted(text)}`); // for half a character is in it
+  }
+}
+
+/** The path of a message in its inbox, or of something of it. */
+export function ofMessage(id: string, more = ""): string {
+  return `/messages/${partOf(id)}${more}`;
+}
