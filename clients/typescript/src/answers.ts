@@ -5,7 +5,7 @@
  * at, so a relay may say more than its clients know.  The Python client has the same (_answers.py).
  */
 
-type Shape = (value: unknown) => boolean;
+import type { Shape } from "./call.js";
 
 const ID = /^[0-9a-zA-Z-]{1,64}$/;
 
@@ -143,5 +143,3 @@ export const INFO = record({
   starttls: truth,
   public_url: text,
 });
-
-export type { Shape };

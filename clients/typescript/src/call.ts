@@ -98,6 +98,9 @@ export class Caller {
   }
 }
 
+/** Tells whether a value is what a relay says (answers.ts). */
+export type Shape = (value: unknown) => boolean;
+
 /** What was read of an answer, and why it is no relay's, where that is seen without reading it. */
 export interface Read {
   bytes: Uint8Array;

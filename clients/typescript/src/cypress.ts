@@ -16,8 +16,8 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { CAPTURED, INBOX, LIST, MESSAGE_OR_NONE, REJECTED, type Shape } from "./answers.js";
-import { REPLY, RETRYABLE_STATUSES, refused, unlike } from "./call.js";
+import { CAPTURED, INBOX, LIST, MESSAGE_OR_NONE, REJECTED } from "./answers.js";
+import { REPLY, RETRYABLE_STATUSES, type Shape, refused, unlike } from "./call.js";
 import { FIXTURE_TTL, type InboxOptions, newMailbox, pathOf } from "./mailboxes.js";
 import { DEFAULT_URL, whereFrom } from "./options.js";
 import {

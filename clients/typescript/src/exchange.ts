@@ -8,13 +8,13 @@
  * Times are milliseconds, deadlines those of `performance.now()`.
  */
 
-import type { Shape } from "./answers.js";
 import {
   type Answer,
   type ApiRequest,
   Caller,
   REPLY,
   RETRYABLE_STATUSES,
+  type Shape,
   bytesOf,
   noRelay,
   unlike,
