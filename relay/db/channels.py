@@ -1,18 +1,20 @@
 """The channels of NOTIFY: by which the database, and relays among themselves, wake each other.
 
 A payload is keys joined by commas, cut to what a notification may hold; "*" and the empty one
-concern everybody on the channel, KEY:PART those who wait for KEY.  Each notification is a hint:
+concern everybody on the channel, KEY:PART those who wait for KEY, =OWNER those who wait for all of
+an owner's mailboxes, and so does a payload in which none is named so.  Each notification is a hint:
 whoever waits also looks unasked.
 """
 
 from __future__ import annotations
 
 from typing import Final
+from uuid import UUID
 
 MESSAGES: Final = "relay_messages"
 """Messages were inserted by SQL, and wait for their summaries.  By a trigger; no keys."""
 SUMMARIES: Final = "relay_summaries"
-"""Mail became readable.  By the summariser; the ids of mailboxes."""
+"""Mail became readable.  By the summariser; the ids of mailboxes, and =OWNER of each, or "="."""
 EXPIRY: Final = "relay_expiry"
 """A mailbox was made or changed that ends then.  By a trigger; one instant, in epoch seconds."""
 MAILBOXES: Final = "relay_mailboxes"
@@ -55,3 +57,8 @@ ALL: Final = (
     NOTICES,
     TOKENS,
 )
+
+
+def of_owner(owner_id: UUID) -> str:
+    """Return the key of those who wait for all of an owner's mailboxes."""
+    return f"={owner_id}"

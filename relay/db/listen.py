@@ -25,6 +25,7 @@ import random
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psycopg
 import trio
@@ -38,6 +39,8 @@ from relay.outage import Outage
 
 log = get_logger()
 
+K = TypeVar("K")
+_OWNER = "="  # what `relay.db.channels.of_owner` begins with
 EVERYONE = "*"
 """The payload of a notification that concerns every key of its channel."""
 
@@ -107,6 +110,8 @@ class Hub:
     def __init__(self) -> None:
         # A key of None holds those who want every payload of the channel.
         self._waiting: dict[tuple[str, str | None], set[Subscription]] = {}
+        # Who waits for all of an owner's mailboxes, by channel and key.
+        self._of_owners: dict[str, dict[str, set[Subscription]]] = {}
 
     @contextmanager
     def subscribe(
@@ -118,27 +123,32 @@ class Hub:
         the database second, wait third: then nothing falls between.
         """
         subscription = Subscription(bell)
-        waiting = self._waiting.setdefault((channel, key), set())
-        waiting.add(subscription)
-        try:
-            yield subscription
-        finally:
-            waiting.discard(subscription)
-            if not waiting and self._waiting.get((channel, key)) is waiting:
-                del self._waiting[channel, key]
+        if key is not None and key.startswith(_OWNER):
+            with _among(self._of_owners.setdefault(channel, {}), key, subscription):
+                yield subscription
+        else:
+            with _among(self._waiting, (channel, key), subscription):
+                yield subscription
 
     def publish(self, channel: str, keys: Iterable[str] | None) -> None:
         """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel.
 
-        Who waits for KEY hears of KEY:PART, too.
+        Who waits for KEY hears of KEY:PART, too; who waits for =OWNER hears all keys that come with
+        it, or without any such.
         """
         wanted = None if keys is None else set(keys)
         if wanted is None or EVERYONE in wanted:
             for (name, _), waiting in self._waiting.items():
                 if name == channel:
                     _wake(waiting, None)
+            for waiting in self._of_owners.get(channel, {}).values():
+                _wake(waiting, None)
             return
         _wake(self._waiting.get((channel, None), ()), wanted)
+        if of_owners := self._of_owners.get(channel):
+            named = [key for key in wanted if key.startswith(_OWNER)]
+            for owner in named or of_owners:  # none is named by a relay of before
+                _wake(of_owners.get(owner, ()), wanted)
         for key in wanted:
             _wake(self._waiting.get((channel, key), ()), {key})
             whole, _, part = key.partition(":")
@@ -149,6 +159,9 @@ class Hub:
         """Wake everybody: notifications may have been lost."""
         for waiting in self._waiting.values():
             _wake(waiting, None)
+        for of_owners in self._of_owners.values():
+            for waiting in of_owners.values():
+                _wake(waiting, None)
 
     def is_awaited(self, channel: str) -> bool:
         """Whether somebody waits for one key of a channel."""
@@ -159,6 +172,9 @@ class Hub:
         counts: dict[str, int] = {}
         for (channel, _), waiting in self._waiting.items():
             counts[channel] = counts.get(channel, 0) + len(waiting)
+        for channel, of_owners in self._of_owners.items():
+            for waiting in of_owners.values():
+                counts[channel] = counts.get(channel, 0) + len(waiting)
         return counts
 
 
@@ -252,6 +268,21 @@ async def _ping(
         )
     if hosts is not None and (why := hosts.left_behind(conn)):
         raise psycopg.OperationalError(why)
+
+
+@contextmanager
+def _among(
+    waiting: dict[K, set[Subscription]], key: K, subscription: Subscription
+) -> Iterator[None]:
+    """Have it among those of a key within the block."""
+    those = waiting.setdefault(key, set())
+    those.add(subscription)
+    try:
+        yield
+    finally:
+        those.discard(subscription)
+        if not those and waiting.get(key) is those:
+            del waiting[key]
 
 
 def _wake(waiting: Iterable[Subscription], keys: set[str] | None) -> None:

@@ -143,7 +143,8 @@ def events_of(
 
     async def edited(watch: Watch) -> bytes:
         try:
-            found = await api.deps.all_messages.edits(reach, watch.taken())
+            async with api.heavy_calls.look(owner):
+                found = await api.deps.all_messages.edits(reach, watch.taken())
         except DatabaseUnavailable:
             watch.give_back()  # with the next page, then
             return b""
@@ -154,7 +155,7 @@ def events_of(
     async def body() -> AsyncIterator[bytes]:
         with (
             api.waits.hold(waiter, "sse"),
-            watching(api.deps.hub, reach.mailbox_id, call.admission, edits=True) as watch,
+            watching(api.deps.hub, reach, call.admission, edits=True) as watch,
             suppress(Problem),  # refused by now, or no room: all that is left to say is the end
         ):
             yield b"retry: 1000\n\n"

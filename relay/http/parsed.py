@@ -24,7 +24,7 @@ from relay.db.channels import SUMMARIES
 from relay.db.listen import Bell
 from relay.http.operations import Call
 from relay.http.routing import Api
-from relay.http.waiters import Watch
+from relay.http.waiters import Watch, key_of
 from relay.mailboxes.visibility import Reach
 
 _LOOK = 1.0  # s; until the next look for what is not shown yet, which may be deleted meanwhile
@@ -36,7 +36,7 @@ async def until_parsed(api: Api, call: Call, reach: Reach) -> None:
     until = trio.current_time() + deps.limits.unparsed_timeout
     waiting: Sequence[UUID] | None = None
     bell = Bell()
-    with deps.hub.subscribe(SUMMARIES, None if one is None else str(one), bell=bell):
+    with deps.hub.subscribe(SUMMARIES, key_of(reach), bell=bell):
         watch = Watch(bell)
         while (left := until - trio.current_time()) > 0 and not deps.draining.is_set():
             async with api.heavy_calls.turn(call) if one is None else nullcontext():

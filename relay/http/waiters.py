@@ -23,12 +23,13 @@ from uuid import UUID
 import trio
 from prometheus_client import Gauge
 
-from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES
+from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES, of_owner
 from relay.db.listen import Bell, Hub, Subscription
 from relay.http.callers import address_of
 from relay.http.deps import Limits
 from relay.http.operations import Call, StillAdmitted
 from relay.http.problems import Problem, unavailable
+from relay.mailboxes.visibility import Reach
 from relay.metrics import registry
 from relay.ports.peers import Place, PortGate, TurnedAway
 from relay.ports.proxy import Network
@@ -43,7 +44,7 @@ _ALL_EVERY = 1.0  # s; that any message may be changed is told no more often
 
 
 class Watch:
-    """Wake-ups that concern one mailbox, or all.
+    """Wake-ups that concern one mailbox, or all of an owner's, or all.
 
     `bell` rings at them; `changes`: of what is changed of messages, for those who want to know.
     """
@@ -101,23 +102,33 @@ class Watch:
         return woken
 
 
+def key_of(reach: Reach) -> str | None:
+    """Return what `SUMMARIES` names it by."""
+    if reach.mailbox_id is not None:
+        return str(reach.mailbox_id)
+    return None if reach.owner_id is None else of_owner(reach.owner_id)
+
+
 @contextmanager
 def watching(
     hub: Hub,
-    mailbox_id: UUID | None,
+    reach: Reach,
     admission: StillAdmitted,
     *,
     edits: bool = False,
 ) -> Iterator[Watch]:
-    """Hear of new summaries in a mailbox, of changes to it, and when the caller's page session may
-    be over; with `edits` of changed messages, too.  With None of any mailbox's.  That the relay is
-    stopping everybody hears who listens to the hub (`actors/control.py`)."""
-    key, bell = None if mailbox_id is None else str(mailbox_id), Bell()
+    """Hear of new summaries within reach, of changes to a mailbox that is all of it, and when the
+    caller's page session may be over; with `edits` of changed messages, too, of others' as well
+    where it is more than a mailbox.  That the relay is stopping everybody hears who listens to the
+    hub (`actors/control.py`)."""
+    one, bell = reach.mailbox_id, Bell()
     with (
-        hub.subscribe(CHANGES, key) if edits else nullcontext() as changed,
+        hub.subscribe(CHANGES, None if one is None else str(one))
+        if edits
+        else nullcontext() as changed,
         admission.watched(bell),
-        hub.subscribe(SUMMARIES, key, bell=bell),
-        hub.subscribe(MAILBOXES, key, bell=bell),
+        hub.subscribe(SUMMARIES, key_of(reach), bell=bell),
+        nullcontext() if one is None else hub.subscribe(MAILBOXES, str(one), bell=bell),
     ):
         yield Watch(bell, changed)
 

@@ -193,8 +193,15 @@ _STORE = Statement(
         DELETE FROM relay.unsummarised
         WHERE message_id = ANY (ARRAY(SELECT id FROM alive))
     )
-    SELECT id, (SELECT pg_notify(
-        '{SUMMARIES}', relay.payload_of(ARRAY(SELECT DISTINCT mailbox_id FROM stored))))
+    SELECT id, (SELECT pg_notify('{SUMMARIES}', (
+        SELECT CASE WHEN count(*) <= 200 THEN coalesce(string_agg(key, ','), '') ELSE '*' END
+        FROM (
+            SELECT mailbox_id::text AS key FROM stored
+            UNION
+            SELECT '=' || coalesce((
+                SELECT owner_id FROM relay.mailboxes b WHERE b.id = stored.mailbox_id)::text, '')
+            FROM stored
+        ) keys)))
     FROM alive
     """,  # noqa: S608 - constants of ours
     (UUIDS, UUIDS, *TYPES),

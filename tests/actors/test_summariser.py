@@ -80,9 +80,14 @@ async def test_numbers_summaries_in_the_order_of_arrival(pool):
 
 
 async def test_announces_each_batch_once(pool):
-    """Storing summaries notifies their mailboxes, once a statement."""
-    mailbox = await make_mailbox(pool)
-    await _accept(pool, mailbox, *[MESSAGE % n for n in range(10)])
+    """Storing summaries notifies their mailboxes and the owners of those, once a statement."""
+    mailbox, owned = await make_mailbox(pool), await make_mailbox(pool)
+    owner = await pool.fetch_value(
+        "UPDATE relay.mailboxes SET owner_id = relay.uuidv7() WHERE id = %s RETURNING owner_id",
+        (owned,),
+    )
+    for one in (mailbox, owned):
+        await _accept(pool, one, *[MESSAGE % n for n in range(5)])
     async with pool.connection() as conn:
         await conn.execute("LISTEN relay_summaries")
         async with Parser() as parser:
@@ -90,7 +95,9 @@ async def test_announces_each_batch_once(pool):
         await conn.execute("SELECT 1")
         heard = [n.payload async for n in conn.notifies(timeout=0.1)]
         await conn.execute("UNLISTEN *")
-    assert heard == [str(mailbox)]
+    assert [set(payload.split(",")) for payload in heard] == [
+        {str(mailbox), str(owned), "=", f"={owner}"}
+    ]
 
 
 async def test_stores_bytes_that_are_no_mail(pool):

@@ -72,6 +72,26 @@ class TestHub:
         hub.publish_all()
         assert not await woken(bell)
 
+    async def test_those_of_an_owner_hear_of_what_names_it_or_nobody(self, autojump_clock):
+        """With all keys that came with it; a relay of before names no owner."""
+        hub = Hub()
+        with hub.subscribe("mail", "=ada") as ada, hub.subscribe("mail", "=bob") as bob:
+            assert hub.statistics() == {"mail": 2}
+            assert not hub.is_awaited("mail")  # nobody waits for one mailbox
+            hub.publish("mail", {"a", "b", "=ada", "="})
+            assert (ada.woken, bob.woken) == (True, False)
+            await ada.wait()
+            assert ada.heard == {"a", "b", "=ada", "="}
+            hub.publish("post", {"c"})
+            assert not bob.woken
+            hub.publish("mail", {"c"})
+            await bob.wait()
+            assert bob.heard == {"c"}
+            hub.publish("mail", None)
+            await bob.wait()
+            assert bob.heard is None
+        assert hub.statistics() == {}
+
     def test_a_channel_is_awaited_by_those_who_wait_for_a_key(self):
         """Not by those who want all of it, nor on another."""
         hub = Hub()

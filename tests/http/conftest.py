@@ -135,7 +135,11 @@ class House:
                     found.from_name,
                 ),
             )  # fmt: skip
-            await conn.execute("SELECT pg_notify('relay_summaries', %s)", (str(row[0]),))
+            await conn.execute(
+                "SELECT pg_notify('relay_summaries', concat(id, ',=', owner_id))"
+                " FROM relay.mailboxes WHERE id = %s",
+                (row[0],),
+            )
 
     async def expire(self, address: str, seconds: float = 0.0) -> None:
         """Let a mailbox end in so many seconds."""

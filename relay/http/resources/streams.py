@@ -149,7 +149,7 @@ def register(api: Api) -> None:
         deadline, above, much = trio.current_time() + query.timeout, 0, False
         with (
             slots.hold(waiter, "wait"),
-            watching(hub, mailbox_id, call.admission) as watch,
+            watching(hub, Reach(mailbox_id=mailbox_id), call.admission) as watch,
         ):
             while True:
                 turn = api.heavy_calls.turn(call) if much else api.heavy_calls.look(owner)
@@ -253,7 +253,7 @@ def register(api: Api) -> None:
 
         with (
             slots.hold(waiter, "ws"),
-            watching(hub, call.mailbox.id, call.admission) as watch,
+            watching(hub, Reach(mailbox_id=call.mailbox.id), call.admission) as watch,
         ):
             await websocket.accept()
             refused = crowded = False
