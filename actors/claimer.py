@@ -23,6 +23,7 @@ Promises
 Fails: never on an outage of the database; the next sweep finds the same rows.  A claim whose answer
 was lost is given back as soon as the database answers, and so is what nobody has read when the
 claimer ends; one that a sender had read that died is a lease that runs out: due again, counted.
+Leases that ran out while the database was away are spared for a moment: who has them tells first.
 """
 
 from __future__ import annotations
@@ -250,6 +251,8 @@ class _Claimer:
     async def _turn(self) -> float:
         """Sweep, recover, survey, claim, each if there is a reason; seconds until the next turn."""
         now = trio.current_time()
+        if self._outage.is_on and (spared := await self._queue.spare()):
+            log.info("outbound.leases_spared", messages=spared)
         if now >= self._sweep_at:
             await self._sweep(now)
         if self._recover:

@@ -93,7 +93,7 @@ async def run(
     try:
         while True:
             try:
-                led = await reaper.round(ctx)
+                led = await reaper.round(ctx, back=outage.is_on)
             except DatabaseUnavailable as error:
                 if not outage.is_on:
                     log.warning("reaper.waits_for_database", reason=str(error))
@@ -123,12 +123,15 @@ class Reaper:
         if any(isinstance(message, SweepNow) for message in messages):
             self.rolled_at = -math.inf
 
-    async def round(self, ctx: Context) -> bool:
-        """Reclaim everything that is due.  False when another leads."""
+    async def round(self, ctx: Context, *, back: bool = False) -> bool:
+        """Reclaim everything that is due.  False when another leads.  `back`: the database may be
+        back after an outage."""
         lease = await leases.acquire(self.pool, _LEASE, self.node, _LEASE_TTL)
         if lease is None:
             return False
         if self.queue is not None:
+            if back:
+                await self.queue.spare()
             await self._look_after(self.queue)
         forgotten = await self._forget_tokens(ctx)
         if not await leases.renew(self.pool, lease, _LEASE_TTL):

@@ -58,6 +58,8 @@ from relay.outbound.lanes import Ask, DueLane
 from relay.outbound.settled import Settled
 from relay.outbound.states import NOT_BEGUN, REPORTS, Cause
 
+SPARED_FOR = 10.0
+"""Seconds for which who is alive may tell after an outage what became of its messages."""
 _FETCH_TIMEOUT = 60.0  # s; the largest message over a slow network
 _LOOKED_FOR = 60.0  # s; how long a claim may still be running whose connection broke
 _PARKED_FOR = 5.0  # s; a suspension that ends is noticed as soon
@@ -341,6 +343,29 @@ class Queue:
         if found.ntuples == len(settled):
             return {done.id for done in settled}
         return {UUID(bytes=found.get_value(row, 0)) for row in range(found.ntuples)}
+
+    async def spare(self) -> int:
+        """Let leases that have run out last `SPARED_FOR` seconds more; return how many there were.
+
+        Whoever finds the database back after an outage calls this before anything else.  An outage
+        that is longer than a lease ends the leases of workers that are alive, and that know what
+        became of their messages: whoever was first to ask would send these once more.
+        """
+        found: int = await self._pool.fetch_value(
+            """
+            WITH spared AS (
+                UPDATE relay.outbound_due d
+                SET run_at = CASE WHEN d.held_until IS NULL THEN s.until ELSE d.run_at END,
+                    held_until = CASE WHEN d.held_until IS NOT NULL THEN s.until END
+                FROM (SELECT now() + make_interval(secs => %s)) AS s (until)
+                WHERE (d.node IS NOT NULL AND d.run_at < now()) OR d.held_until < now()
+                RETURNING 1
+            )
+            SELECT count(*) FROM spared
+            """,
+            (SPARED_FOR,),
+        )
+        return found
 
     async def reap(self, *, grace: float = 10.0) -> Reaped:
         """Set right what workers that vanished left behind, and nobody has claimed since.

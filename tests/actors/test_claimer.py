@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from actors.messages import Claiming, Credit, Deliver, Due, NothingHigh, SweepNo
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.connection import connect
 from relay.db.listen import Notification, notifications
+from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.outbound.claimed import Claimed
 from relay.outbound.enqueue import announce, enqueue
@@ -27,9 +28,10 @@ from relay.outbound.message import Address, Message
 from relay.outbound.queue import Queue
 from relay.outbound.shared_rates import SharedRates
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
-from tests.actors.running import at_rest, becomes
+from tests.actors.running import at_rest, becomes, kept, logged
+from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually
-from tests.outbound.node import put, status
+from tests.outbound.node import Node, put, status
 
 QUIET = 3600.0  # s; no sweep comes within a test
 LEASE = 30.0  # s
@@ -446,3 +448,32 @@ async def test_an_outage_is_waited_out(pool):
         claims.box.send_nowait(Credit(8))
         await claims.get(1)
     assert claims.claimed[0].id == queued.id
+
+
+async def test_leases_that_ran_out_in_an_outage_are_left_to_who_has_them():
+    """Who finds the database back takes nothing at once that another may have sent: that one, who
+    may look later, tells what became of it."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    cluster = Cluster(bin_dir)
+    with kept() as lines, ExitStack() as stack:
+        stack.callback(cluster.remove)
+        cluster.start()
+        pool = Pool(cluster.dsn())
+        await migrate(cluster.dsn())
+        other = Node(pool, lease_timeout=0.5)
+        (one,) = await put(pool, "a@a.example")
+        (taken,) = await other.claim()
+        async with claiming(pool) as claims:
+            await claims.rest()
+            await trio.to_thread.run_sync(cluster.stop)
+            claims.box.send_nowait(Wake())
+            claims.box.send_nowait(Credit(8))
+            await logged(lines, "claimer.waits_for_database")
+            await trio.sleep(0.5)
+            await trio.to_thread.run_sync(cluster.start)
+            await logged(lines, "claimer.database_back")
+            await at_rest(pool)
+            assert await other.finish([taken]) == {one.id}
+            assert claims.claimed == []
+        await pool.close()

@@ -14,6 +14,7 @@ from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
 from relay.outbound.lanes import Ask, lane_of
 from relay.outbound.message import Address, Attachment, Message
+from relay.outbound.queue import SPARED_FOR
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, State
 from tests.eventually import eventually
@@ -365,6 +366,33 @@ async def test_the_reaper_frees_what_nobody_claims(any_pool: Pool):
     assert await status(any_pool, two.id) == "processing"
     assert await node.finish([m for m in stale if m.id == one.id]) == set()
     assert [m.id for m in await node.claim()] == [one.id]
+
+
+async def test_who_lost_its_leases_in_an_outage_tells_first_what_became_of_them(any_pool: Pool):
+    """Whoever finds the database back spares leases that ran out, neither claims nor reaps what
+    others may have sent, and takes nothing from those who renew: for ten seconds."""
+    node, other = Node(any_pool, lease_timeout=60.0), Node(any_pool)
+    one, two = await put(any_pool, "a@x.example", "b@x.example")
+    (held,) = await put(any_pool, "c@x.example", hold_unknown=True)
+    taken = {message.id: message for message in await node.claim()}
+    begun = taken[held.id]
+    assert await node.queue.begin_data([(begun.id, begun.fence)]) == {begun.id}
+    await lose(any_pool, *taken)
+    assert await other.queue.spare() == 3
+    assert await other.claim() == []
+    reaped = await other.queue.reap()
+    assert (reaped.lost, reaped.unknown) == ([], [])
+    left = await any_pool.fetch_value(
+        """
+        SELECT max(extract(epoch FROM COALESCE(held_until, run_at) - now()))
+        FROM relay.outbound_due
+        """
+    )
+    assert 5 < left <= SPARED_FOR
+    assert await node.finish([taken[one.id], begun]) == {one.id, held.id}
+    assert await other.queue.spare() == 0, "what has time left keeps its end"
+    await lose(any_pool, two.id)
+    assert [message.id for message in await other.claim()] == [two.id]
 
 
 async def test_a_worker_lost_after_data_leaves_a_message_held_that_asked_for_it(any_pool: Pool):
