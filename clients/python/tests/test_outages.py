@@ -22,7 +22,7 @@ from untrusted import plain, untrusted
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
 from relay_client._connect import connection
-from relay_client._flows import InboxHandle
+from relay_client._mailboxes import InboxHandle
 from relay_client._text import quoted
 
 Tell = Callable[[str], None]

@@ -17,8 +17,8 @@ from relay_client._async import (
     AsyncOutbound,
     AsyncRelay,
 )
-from relay_client._flows import NewAttachment
 from relay_client._records import Check, Checks, Finding, Headers, Info, OutboundEntry, State
+from relay_client._sending import NewAttachment
 from relay_client._sync import Attachment, Inbox, Message, Outbound, Relay
 from relay_client.errors import (
     NoSuchLink,

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from relay_client import _flows
+from relay_client import _listing, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
-from relay_client._flows import OWN_TIMEOUT, InboxHandle, NewAttachment, OwnTimeout, Timeout
+from relay_client._mailboxes import InboxHandle
 from relay_client._records import (
     JSON,
     AttachmentData,
@@ -26,7 +26,9 @@ from relay_client._records import (
     parsed_checks,
     parsed_info,
 )
+from relay_client._sending import NewAttachment
 from relay_client._text import visible
+from relay_client._waiting import OWN_TIMEOUT, OwnTimeout, Timeout
 from relay_client._wanted import Match, Wanted
 
 T = TypeVar("T")
@@ -76,7 +78,7 @@ class AsyncRelay:
         Without `ttl` it lives as long as the plan allows; `local_part` and `domain` are chosen by
         the relay unless given.
         """
-        return AsyncInboxContext(self, partial(_flows.make_inbox, ttl, local_part, domain))
+        return AsyncInboxContext(self, partial(_mailboxes.make_inbox, ttl, local_part, domain))
 
     def mailbox(self, address: str, session_token: str | None = None) -> AsyncInbox:
         """Return an inbox that there is already: one made elsewhere, or captured mail's.
@@ -104,7 +106,7 @@ class AsyncRelay:
         `idempotency_key`.
         """
         queued = await self._do(
-            _flows.send(
+            _sending.send(
                 from_=from_,
                 to=to,
                 subject=subject,
@@ -123,7 +125,7 @@ class AsyncRelay:
 
     async def info(self) -> Info:
         """Ask where the relay takes mail; needs a token."""
-        return parsed_info(await self._do(_flows.info()))
+        return parsed_info(await self._do(_mailboxes.info()))
 
 
 class AsyncRelayOfATest(AsyncRelay):
@@ -176,7 +178,7 @@ class AsyncInbox:
         """What opens an anonymous inbox; None where the relay's token does."""
         self.expires_at = handle.expires_at
         """When it ends, of one made here: the plan may allow less than was asked for."""
-        self.timeout: float = _flows.TIMEOUT
+        self.timeout: float = _waiting.TIMEOUT
         """Seconds for which `wait` and `wait_many` wait at most unless that is said."""
 
     async def __aenter__(self) -> AsyncInbox:
@@ -193,7 +195,7 @@ class AsyncInbox:
 
     async def _end(self) -> None:
         # Also where the block was cancelled, by a test's time limit or Ctrl-C.
-        with shielded(_flows.CLOSES_WITHIN):
+        with shielded(_mailboxes.CLOSES_WITHIN):
             await self.close()
 
     def __str__(self) -> str:
@@ -207,7 +209,7 @@ class AsyncInbox:
 
         Where that fails its time does, and with `strict` that is an error.
         """
-        await self._do(_flows.remove_inbox(self._handle, strict=strict))
+        await self._do(_mailboxes.remove_inbox(self._handle, strict=strict))
 
     async def wait(
         self,
@@ -223,7 +225,9 @@ class AsyncInbox:
         in seconds, the inbox's own (10) unless said.
         """
         found = await self._do(
-            _flows.wait(self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout))
+            _waiting.wait(
+                self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout)
+            )
         )
         return AsyncMessage(self, found)
 
@@ -237,7 +241,7 @@ class AsyncInbox:
     ) -> None:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
         await self._do(
-            _flows.wait_none(self._handle, Wanted(subject, sender, id_of(after)), seconds)
+            _waiting.wait_none(self._handle, Wanted(subject, sender, id_of(after)), seconds)
         )
 
     async def wait_many(
@@ -251,26 +255,26 @@ class AsyncInbox:
     ) -> list[AsyncMessage]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = await self._do(
-            _flows.wait_many(
+            _waiting.wait_many(
                 self._handle, Wanted(subject, sender, id_of(after)), count, self._within(timeout)
             )
         )
         return [AsyncMessage(self, one) for one in found]
 
     async def messages(
-        self, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT
+        self, limit: int = 100, *, timeout: float = _listing.LIST_TIMEOUT
     ) -> list[AsyncMessage]:
         """Read what is there, the newest first; `Unreachable` where that takes over `timeout` s."""
         return await self._listed(None, limit, timeout)
 
     async def search(
-        self, q: str, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT
+        self, q: str, limit: int = 100, *, timeout: float = _listing.LIST_TIMEOUT
     ) -> list[AsyncMessage]:
         """Read what matches (`from:shop has:attachment -word "a phrase"`), in the same way."""
         return await self._listed(q, limit, timeout)
 
     async def _listed(self, q: str | None, limit: int, timeout: float) -> list[AsyncMessage]:
-        found = await self._do(_flows.messages(self._handle, q, limit, timeout))
+        found = await self._do(_listing.messages(self._handle, q, limit, timeout))
         return [AsyncMessage(self, one) for one in found]
 
     def _within(self, timeout: Timeout) -> float:
@@ -296,16 +300,16 @@ class AsyncMessage(MessageData):
 
     async def _fetch(self) -> bytes:
         if self._raw is None:
-            self._raw = await self._inbox._do(_flows.raw(self._inbox._handle, self.id))
+            self._raw = await self._inbox._do(_mailboxes.raw(self._inbox._handle, self.id))
         return self._raw
 
     async def checks(self) -> Checks:
         """Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss."""
-        return parsed_checks(await self._inbox._do(_flows.checks(self._inbox._handle, self.id)))
+        return parsed_checks(await self._inbox._do(_mailboxes.checks(self._inbox._handle, self.id)))
 
     async def delete(self) -> None:
         """Delete it for good; one that is gone already is."""
-        await self._inbox._do(_flows.delete_message(self._inbox._handle, self.id))
+        await self._inbox._do(_mailboxes.delete_message(self._inbox._handle, self.id))
 
 
 class AsyncAttachment(AttachmentData):
@@ -325,7 +329,7 @@ class AsyncAttachment(AttachmentData):
         if self._content is None:
             inbox = self._message._inbox
             self._content = await inbox._do(
-                _flows.attachment(inbox._handle, self._message.id, self.index)
+                _mailboxes.attachment(inbox._handle, self._message.id, self.index)
             )
         return self._content
 
@@ -351,8 +355,8 @@ class AsyncOutbound:
 
     async def entry(self) -> OutboundEntry:
         """Look at it: status, attempts, error, times."""
-        return await self._relay._do(_flows.outbound(self.id))
+        return await self._relay._do(_sending.outbound(self.id))
 
     async def wait(self, status: str = "sent", timeout: float = 10.0) -> None:
         """Wait until it has that status; `NotDelivered` once it never will."""
-        await self._relay._do(_flows.wait_outbound(self.id, status, timeout))
+        await self._relay._do(_sending.wait_outbound(self.id, status, timeout))

@@ -1,9 +1,9 @@
 """Calls without I/O: what a call is made of, and what is done when it fails.
 
 A flow is a generator.  It yields an `ApiRequest`, and is given the answer or thrown the failure,
-or a `Pause`; what it returns is the result.  So each flow stands once (`relay_client._flows`), and
-`Relay` and `AsyncRelay` only drive them: `drive` with a socket that blocks, `drive_async` with one
-that does not.
+or a `Pause`; what it returns is the result.  So each flow stands once (in `_mailboxes`, `_waiting`,
+`_listing` and `_sending`), and `Relay` and `AsyncRelay` only drive them: `drive` with a socket that
+blocks, `drive_async` with one that does not.
 
 Promises: a call that may be repeated is repeated while its relay is away or overloaded, up to its
 deadline, and then fails with `Unreachable` or `Refused`.  One that may not is sent again only where

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from relay_client import _flows
+from relay_client import _listing, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
 from relay_client._exchange import Flow, drive
-from relay_client._flows import OWN_TIMEOUT, InboxHandle, NewAttachment, OwnTimeout, Timeout
+from relay_client._mailboxes import InboxHandle
 from relay_client._records import (
     JSON,
     AttachmentData,
@@ -24,7 +24,9 @@ from relay_client._records import (
     parsed_checks,
     parsed_info,
 )
+from relay_client._sending import NewAttachment
 from relay_client._text import visible
+from relay_client._waiting import OWN_TIMEOUT, OwnTimeout, Timeout
 from relay_client._wanted import Match, Wanted
 
 T = TypeVar("T")
@@ -70,7 +72,7 @@ class Relay:
         Without `ttl` it lives as long as the plan allows; `local_part` and `domain` are chosen by
         the relay unless given.
         """
-        made = self._do(_flows.make_inbox(ttl, local_part, domain))
+        made = self._do(_mailboxes.make_inbox(ttl, local_part, domain))
         return Inbox(self, made, owned=True)
 
     def mailbox(self, address: str, session_token: str | None = None) -> Inbox:
@@ -99,7 +101,7 @@ class Relay:
         `idempotency_key`.
         """
         queued = self._do(
-            _flows.send(
+            _sending.send(
                 from_=from_,
                 to=to,
                 subject=subject,
@@ -118,7 +120,7 @@ class Relay:
 
     def info(self) -> Info:
         """Ask where the relay takes mail; needs a token."""
-        return parsed_info(self._do(_flows.info()))
+        return parsed_info(self._do(_mailboxes.info()))
 
 
 class Inbox:
@@ -133,7 +135,7 @@ class Inbox:
         """What opens an anonymous inbox; None where the relay's token does."""
         self.expires_at = handle.expires_at
         """When it ends, of one made here: the plan may allow less than was asked for."""
-        self.timeout: float = _flows.TIMEOUT
+        self.timeout: float = _waiting.TIMEOUT
         """Seconds for which `wait` and `wait_many` wait at most unless that is said."""
 
     def __enter__(self) -> Inbox:
@@ -159,7 +161,7 @@ class Inbox:
 
         Where that fails its time does, and with `strict` that is an error.
         """
-        self._do(_flows.remove_inbox(self._handle, strict=strict))
+        self._do(_mailboxes.remove_inbox(self._handle, strict=strict))
 
     def wait(
         self,
@@ -175,7 +177,9 @@ class Inbox:
         in seconds, the inbox's own (10) unless said.
         """
         found = self._do(
-            _flows.wait(self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout))
+            _waiting.wait(
+                self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout)
+            )
         )
         return Message(self, found)
 
@@ -188,7 +192,7 @@ class Inbox:
         after: Message | str | None = None,
     ) -> None:
         """See for so long that nothing matches; `UnexpectedMail` if something does."""
-        self._do(_flows.wait_none(self._handle, Wanted(subject, sender, id_of(after)), seconds))
+        self._do(_waiting.wait_none(self._handle, Wanted(subject, sender, id_of(after)), seconds))
 
     def wait_many(
         self,
@@ -201,24 +205,26 @@ class Inbox:
     ) -> list[Message]:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = self._do(
-            _flows.wait_many(
+            _waiting.wait_many(
                 self._handle, Wanted(subject, sender, id_of(after)), count, self._within(timeout)
             )
         )
         return [Message(self, one) for one in found]
 
-    def messages(self, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT) -> list[Message]:
+    def messages(
+        self, limit: int = 100, *, timeout: float = _listing.LIST_TIMEOUT
+    ) -> list[Message]:
         """Read what is there, the newest first; `Unreachable` where that takes over `timeout` s."""
         return self._listed(None, limit, timeout)
 
     def search(
-        self, q: str, limit: int = 100, *, timeout: float = _flows.LIST_TIMEOUT
+        self, q: str, limit: int = 100, *, timeout: float = _listing.LIST_TIMEOUT
     ) -> list[Message]:
         """Read what matches (`from:shop has:attachment -word "a phrase"`), in the same way."""
         return self._listed(q, limit, timeout)
 
     def _listed(self, q: str | None, limit: int, timeout: float) -> list[Message]:
-        found = self._do(_flows.messages(self._handle, q, limit, timeout))
+        found = self._do(_listing.messages(self._handle, q, limit, timeout))
         return [Message(self, one) for one in found]
 
     def _within(self, timeout: Timeout) -> float:
@@ -241,16 +247,16 @@ class Message(MessageData):
     def raw(self) -> bytes:
         """The message byte for byte as it was accepted."""
         if self._raw is None:
-            self._raw = self._inbox._do(_flows.raw(self._inbox._handle, self.id))
+            self._raw = self._inbox._do(_mailboxes.raw(self._inbox._handle, self.id))
         return self._raw
 
     def checks(self) -> Checks:
         """Ask whether the world would take it: SPF, DKIM, DMARC, and what readers miss."""
-        return parsed_checks(self._inbox._do(_flows.checks(self._inbox._handle, self.id)))
+        return parsed_checks(self._inbox._do(_mailboxes.checks(self._inbox._handle, self.id)))
 
     def delete(self) -> None:
         """Delete it for good; one that is gone already is."""
-        self._inbox._do(_flows.delete_message(self._inbox._handle, self.id))
+        self._inbox._do(_mailboxes.delete_message(self._inbox._handle, self.id))
 
 
 class Attachment(AttachmentData):
@@ -267,7 +273,7 @@ class Attachment(AttachmentData):
         if self._content is None:
             inbox = self._message._inbox
             self._content = inbox._do(
-                _flows.attachment(inbox._handle, self._message.id, self.index)
+                _mailboxes.attachment(inbox._handle, self._message.id, self.index)
             )
         return self._content
 
@@ -290,8 +296,8 @@ class Outbound:
 
     def entry(self) -> OutboundEntry:
         """Look at it: status, attempts, error, times."""
-        return self._relay._do(_flows.outbound(self.id))
+        return self._relay._do(_sending.outbound(self.id))
 
     def wait(self, status: str = "sent", timeout: float = 10.0) -> None:
         """Wait until it has that status; `NotDelivered` once it never will."""
-        self._relay._do(_flows.wait_outbound(self.id, status, timeout))
+        self._relay._do(_sending.wait_outbound(self.id, status, timeout))

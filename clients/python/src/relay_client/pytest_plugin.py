@@ -37,9 +37,9 @@ from relay_client import (
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
-from relay_client._flows import CURRENT_TEST
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
+from relay_client._mailboxes import CURRENT_TEST
 from relay_client._run_report import Progress, RunReport, mail_to
 from relay_client._smtp_server import SmtpServer as SmtpServer
 from relay_client._smtp_server import login_of, smtp_server_of

@@ -1,0 +1,112 @@
+"""Flows that list: page by page, up to a limit, and in a time."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from relay_client import _answers
+from relay_client._bounds import LIST_BYTES, MESSAGE_BYTES
+from relay_client._exchange import Answer, ApiRequest, Flow, call, decoded, no_relay
+from relay_client._mailboxes import PAGE, InboxHandle, Params, of_message
+from relay_client._records import JSON
+from relay_client._text import quoted
+from relay_client._waiting import deadline_after
+from relay_client.errors import Refused, RelayError, Unreachable
+
+__tracebackhide__ = True  # a test that fails shows the test
+
+LIST_TIMEOUT = 60.0
+"""Seconds within which a list is read, with all of its pages, unless it is said."""
+
+_MAX_EMPTY_PAGES = 1000  # pages of a list with nothing on them; a relay looks for a second for each
+
+
+def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> Flow[list[JSON]]:
+    """Read the messages of an inbox, all or those that match a search, the newest first.
+
+    `Unreachable` where that takes longer than `timeout` in all, `RelayError` where it says more
+    than `LIST_BYTES`.  A page of them by a call; of an older relay, each by one of its own.  A page
+    may be empty and have a next one: of a search that looked for long enough.
+    """
+    overall_deadline = deadline_after(timeout)
+    params: dict[str, str | float] = {"limit": min(limit, PAGE)}
+    if q is not None:
+        params["q"] = q
+    entries: list[JSON] = []
+    seen = set[str]()
+    empty = size = 0
+    following: str | None = None
+    while len(entries) < limit:
+        if following is None:
+            answer = yield from _first_page(handle, params, overall_deadline)
+        else:
+            path = _of_at_most(following, limit - len(entries))
+            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES)
+            answer = yield from call(request, overall_deadline=overall_deadline)
+        size = _counted(handle, size, answer)
+        page: list[JSON] = decoded(answer, _answers.LIST)
+        entries += page
+        following = _following(answer)
+        if following is None or len(entries) >= limit:
+            break
+        if following in seen:
+            raise no_relay(answer, "its next page is one that came before")
+        empty += not page
+        if empty == _MAX_EMPTY_PAGES:
+            raise no_relay(answer, f"{empty} pages of its list are empty, and it goes on")
+        seen.add(following)
+        if time.monotonic() >= overall_deadline:
+            raise _late(handle, timeout)
+    found: list[JSON] = []
+    for entry in entries[:limit]:
+        if not _answers.MESSAGE(entry):
+            if time.monotonic() >= overall_deadline:
+                raise _late(handle, timeout)
+            request = handle.get(of_message(entry["id"]), max_bytes=MESSAGE_BYTES)
+            answer = yield from call(request, overall_deadline=overall_deadline)
+            size = _counted(handle, size, answer)
+            entry = decoded(answer, _answers.MESSAGE)
+        found.append(entry)
+    return found
+
+
+def _counted(handle: InboxHandle, size: int, answer: Answer) -> int:
+    """Return what a list has said with this answer, in bytes."""
+    size += len(answer.content)
+    if size > LIST_BYTES:
+        said = f"more than {LIST_BYTES >> 20} MiB: ask for fewer messages at once"
+        raise RelayError(f"the list of {handle.address} has {said}")
+    return size
+
+
+def _late(handle: InboxHandle, timeout: float) -> Unreachable:
+    return Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
+
+
+def _first_page(handle: InboxHandle, params: Params, overall_deadline: float) -> Flow[Answer]:
+    """Ask for whole messages; of a relay that does not know them, for what lists show."""
+    try:
+        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=MESSAGE_BYTES)
+        return (yield from call(whole, overall_deadline=overall_deadline))
+    except Refused as refused:
+        if refused.problem != "unknown-parameter":
+            raise
+    listed = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
+    return (yield from call(listed, overall_deadline=overall_deadline))
+
+
+def _of_at_most(following: str, count: int) -> str:
+    """Return the path of a next page that has no more than so many: what it has is marked read."""
+    return re.sub(r"([?&]limit=)\d+", rf"\g<1>{min(count, PAGE)}", following)
+
+
+def _following(answer: Answer) -> str | None:
+    """Return path and query of the next page, if there is one.
+
+    A relay names it from its root on, wherever that is: to another place no token goes.
+    """
+    following = answer.following
+    if following and not re.fullmatch(r"/(?![/\\])[!-~]*", following):
+        raise no_relay(answer, f"its next page is at {quoted(following[:200])}")
+    return following or None

@@ -1,0 +1,163 @@
+"""Flows of calls to mailboxes and what is in them: made, ended, mail fetched and deleted.
+
+Times are seconds.  What a flow is stands in `relay_client._exchange`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
+from datetime import datetime
+from numbers import Real
+from types import MappingProxyType
+from typing import Union
+from urllib.parse import quote
+
+from relay_client import _answers
+from relay_client._bounds import JSON_BYTES, RAW_BYTES
+from relay_client._exchange import ApiRequest, Flow, call, call_json
+from relay_client._records import JSON, parsed_time
+from relay_client._text import quoted
+from relay_client.errors import Refused, RelayError
+
+__tracebackhide__ = True  # a test that fails shows the test
+
+Params = Mapping[str, Union[str, float]]
+MAILBOXES = "/api/v1/mailboxes"
+
+CLOSES_WITHIN = 2.0
+"""Seconds within which an inbox is ended, or left to its time."""
+
+PAGE = 200
+"""Entries of a page of a list, at most."""
+
+
+class _CurrentTest:
+    """What the pytest plug-in knows of the test that runs."""
+
+    login: str | None = None
+
+
+CURRENT_TEST = _CurrentTest()
+
+
+class InboxHandle:
+    """An inbox as calls name it: its path, and the token that opens it, if it is anonymous."""
+
+    def __init__(
+        self, address: str, session_token: str | None, expires_at: datetime | None = None
+    ) -> None:
+        self.address = address
+        self.expires_at = expires_at
+        self.path = f"{MAILBOXES}/{part_of(address, safe='@')}"
+        if session_token is not None and not _answers.is_token(session_token):
+            raise RelayError("the inbox's token has characters that no token has")
+        self.session_token = session_token
+        self.login = CURRENT_TEST.login
+        """As whom the application signs in that sends to it, where that is known."""
+        self.by_key = False
+        """Whether a key opens it: what is captured is the administrator's, and not told."""
+        self.headers = {} if session_token is None else {"X-Session-Token": session_token}
+        self.blocks = False
+        """Whether its calls hold up their thread."""
+        self.closed = False
+        self.awaits_capture: bool | None = None
+        """Whether the first mail to it makes it; None where nobody has asked yet."""
+
+    def get(
+        self,
+        path: str,
+        params: Params = MappingProxyType({}),
+        *,
+        long_poll: float | None = None,
+        max_bytes: int = JSON_BYTES,
+    ) -> ApiRequest:
+        """Return a call that reads."""
+        return ApiRequest(
+            "GET",
+            f"{self.path}{path}",
+            params,
+            headers=self.headers,
+            long_poll=long_poll,
+            max_bytes=max_bytes,
+        )
+
+    def get_raw(self, path: str) -> ApiRequest:
+        """Return a call that reads what is no JSON."""
+        return ApiRequest("GET", f"{self.path}{path}", headers=self.headers, max_bytes=RAW_BYTES)
+
+    def delete(self, path: str = "") -> ApiRequest:
+        """Return a call that removes."""
+        return ApiRequest("DELETE", f"{self.path}{path}", headers=self.headers)
+
+
+def part_of(text: str, safe: str = "") -> str:
+    """Return an address or an id as a part of a path."""
+    try:
+        return quote(text, safe=safe)
+    except UnicodeEncodeError:
+        raise RelayError(f"nothing is called so: {quoted(text)}") from None
+
+
+def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[InboxHandle]:
+    """Make an inbox; `ttl` minutes."""
+    if ttl is not None and not is_finite(ttl):
+        raise RelayError(f"an inbox's ttl is a number of minutes, not {ttl!r}")
+    body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
+    body = {name: value for name, value in body.items() if value is not None}
+    request = ApiRequest("POST", MAILBOXES, body=body, idempotent=False)
+    made = yield from call_json(request, _answers.INBOX)
+    return InboxHandle(made["address"], made["session_token"], parsed_time(made["expires_at"]))
+
+
+def remove_inbox(handle: InboxHandle, *, strict: bool) -> Flow[None]:
+    """End an inbox.  If that fails its life ends it, which is an error if `strict`."""
+    handle.closed = True
+    with nullcontext() if strict else suppress(RelayError):
+        yield from call(handle.delete(), time.monotonic() + CLOSES_WITHIN)
+
+
+def is_finite(number: object) -> bool:
+    return isinstance(number, Real) and math.isfinite(number)
+
+
+def of_message(message_id: str, more: str = "") -> str:
+    """Return the path of a message in its inbox, or of something of it."""
+    return f"/messages/{part_of(message_id)}{more}"
+
+
+def raw(handle: InboxHandle, message_id: str) -> Flow[bytes]:
+    """Fetch a message byte for byte."""
+    answer = yield from call(handle.get_raw(of_message(message_id, "/raw")))
+    return answer.content
+
+
+def attachment(handle: InboxHandle, message_id: str, index: int) -> Flow[bytes]:
+    """Fetch an attachment."""
+    answer = yield from call(handle.get_raw(of_message(message_id, f"/attachments/{index}")))
+    return answer.content
+
+
+def checks(handle: InboxHandle, message_id: str) -> Flow[JSON]:
+    """Fetch what the world would say of a message."""
+    request = handle.get(of_message(message_id, "/checks"))
+    found: JSON = yield from call_json(request, _answers.CHECKS)
+    return found
+
+
+def delete_message(handle: InboxHandle, message_id: str) -> Flow[None]:
+    """Delete a message for good; one that is gone already is."""
+    try:
+        yield from call(handle.delete(of_message(message_id)))
+    except Refused as refused:
+        if refused.problem != "message-not-found":
+            raise
+
+
+def info(deadline: float | None = None) -> Flow[JSON]:
+    """Ask where the relay takes mail."""
+    request = ApiRequest("GET", "/api/v1/info")
+    found: JSON = yield from call_json(request, _answers.INFO, deadline)
+    return found
