@@ -10,12 +10,16 @@
 
 import { visible } from "./text.js";
 
+/** What is done to the stack of each error, whose class has that name (`frames.ts`). */
+export const STACKS: { cut?: (error: Error, name: string) => void } = {};
+
 /** Anything that this client throws on its own. */
 export class RelayError extends Error {
   override name = "RelayError";
 
   constructor(message: string, options?: ErrorOptions) {
     super(visible(message, 20_000), options);
+    STACKS.cut?.(this, new.target.name); // not on the page
   }
 }
 

@@ -20,6 +20,7 @@ import {
   unlike,
 } from "./call.js";
 import { Refused, RelayError, Unreachable, hide } from "./errors.js";
+import "./frames.js";
 import { type RelayOptions, target } from "./options.js";
 import { inALine } from "./text.js";
 

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
 import { test } from "node:test";
 import { inspect } from "node:util";
 import { runInNewContext } from "node:vm";
@@ -62,6 +63,27 @@ async function deliver(to, given = {}) {
 
 /** @param {Uint8Array | undefined} bytes */
 const text = (bytes) => new TextDecoder().decode(bytes);
+
+test("an error's first frame is its caller's", withInbox(async ({ address, sessionToken }) => {
+  for (const { Relay: Made } of [{ Relay }, createRequire(import.meta.url)("relay-client")]) {
+    const one = new Made();
+    const inbox = one.mailbox(address, sessionToken);
+    for (const [call, name] of /** @type {[() => Promise<unknown>, string][]} */ ([
+      [async () => await inbox.wait({ timeout: 0 }), "WaitTimeout"],
+      [async () => await one.inbox({ ttl: NaN }), "RelayError"],
+      [async () => await one.mailbox(`not.${address}`).messages(), "Refused"],
+      [async () => new Made({ url: "x" }), "RelayError"],
+    ])) {
+      await assert.rejects(call, ({ name: said, message, stack }) => {
+        assert.equal(said, name);
+        assert.ok(stack.startsWith(`${name}: ${message}\n`), stack);
+        const [first] = stack.slice(name.length + message.length + 3).split("\n");
+        assert.match(first, /^ +at .*inboxes\.test\.mjs:\d+/);
+        return true;
+      });
+    }
+  }
+}));
 
 test(
   "a message has its parts",

@@ -134,6 +134,8 @@ def test_playwright(run: Run, project: Path, chromium: str, relay: Relay) -> Non
     assert failed["status"] == "failed"
     said = "waited 0.1 s for mail with 'Reset' in the subject; 2 others came:"
     assert said in failed["error"]["message"]
+    assert Path(failed["error"]["location"]["file"]).name == "fails.spec.ts"
+    assert "relay-client/dist" not in failed["error"]["stack"]
     text, html, other, *more = failed["attachments"]
     assert {one["name"] for one in more} <= {"error-context"}, "which a newer Playwright adds"
     assert other["name"] == r"mail: \u0023#vso[task.x]\u202e"
