@@ -243,6 +243,53 @@ test("a wait in vain says what was captured for the inbox's name elsewhere", asy
   );
 });
 
+/** @param {(key: string | undefined) => Promise<void>} body */
+async function asKey(body) {
+  const before = process.env.RELAY_TOKEN;
+  const made = await fetch(`${process.env.RELAY_URL}/api/v1/keys`, {
+    method: "POST",
+    headers: { Authorization: `Bearer ${before}`, "Content-Type": "application/json" },
+    body: JSON.stringify({ owner: "cypress", scopes: ["read", "send"] }),
+  });
+  process.env.RELAY_TOKEN = (await made.json()).token;
+  try {
+    await body(before);
+  } finally {
+    process.env.RELAY_TOKEN = before;
+  }
+}
+
+test("a captured mailbox is waited for before its first mail", async () => {
+  const address = `cypress-${Date.now()}@customer.example`;
+  const inbox = { address, sessionToken: null };
+  const sends = async () => {
+    while (requests.length === 0) await new Promise((done) => setTimeout(done, 10));
+    await sendAs("shop", address);
+  };
+  /** @type {any[]} */
+  const came = [];
+  const waits = () => cy.waitForMail({ inbox }).then((/** @type {any} */ one) => void came.push(one));
+  await Promise.all([asATest(waits), sends()]);
+  assert.deepEqual(came.map(({ subject }) => subject), ["Reset"]);
+  const other = { inbox: { ...inbox, address: `not-${address}` }, timeout: 10 };
+  await assert.rejects(
+    asATest(() => cy.waitForMail(other)),
+    /waited 0.01 s for any mail; nothing came, so it has no mailbox yet/,
+  );
+});
+
+test("a key is told that captured mail is the administrator's", () => asKey(async () => {
+  const inbox = { address: "ada@customer.example", sessionToken: null };
+  await assert.rejects(
+    asATest(() => cy.waitForMail({ inbox })),
+    /404 mailbox-not-found: .* Captured mail opens only to the administrator's token\./,
+  );
+  await assert.rejects(
+    asATest(() => cy.relayInbox().then(() => cy.waitForMail({ timeout: 10 }))),
+    /nothing came\n.*not shown to an API key/,
+  );
+}));
+
 test("a wait in vain names what has just come", async () => {
   let lists = 0;
   await at(
