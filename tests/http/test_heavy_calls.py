@@ -98,7 +98,8 @@ async def test_long_pages_take_turns_too(house: House, monkeypatch):
 
 
 async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, monkeypatch):
-    """Two of one owner, three of all but the administrator; every call is answered."""
+    """Two of one owner, three of all but the administrator, and one of his beside them; every call
+    is answered."""
     held = Held(AllMessages.page)
     monkeypatch.setattr(AllMessages, "page", held)
     keys = [await house.key("read") for _ in range(4)]
@@ -110,6 +111,7 @@ async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, m
     for asked, params, wanted in (
         (keys[:1] * 8, {"q": "nowhere"}, OF_ONE),
         (keys * 3, {"q": "nowhere"}, AT_ONCE - 1),
+        ([*keys, *keys, house.admin], {"q": "nowhere"}, AT_ONCE),
         (keys[:1] * 8, {"limit": f"{SHORT + 1}"}, OF_ONE),
         (keys[:1] * 8, {}, 8),
     ):

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -17,6 +17,8 @@ from relay.access.keys import ApiKey, Keys
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from relay.http.downloads import Downloads
+from relay.http.problems import unavailable
 from supervisor import Stuck
 from tests.actors.running import at_rest
 from tests.db.cluster import Cluster
@@ -353,6 +355,28 @@ async def test_a_websocket_tells_of_new_messages_and_closes_with_the_mailbox(
     opcode, data = await in_thread(client.recv_data)
     assert opcode == websocket.ABNF.OPCODE_CLOSE
     assert int.from_bytes(data[:2], "big") == 1000
+    client.shutdown()
+    await house.waiting(count=0)
+
+
+async def test_a_websocket_that_finds_no_memory_is_told_to_come_back(house: House, monkeypatch):
+    """1013: a page is as much to load as others have left room for."""
+
+    def full(*_: object) -> NoReturn:
+        raise unavailable("Too much is being downloaded at once; try again.")
+
+    monkeypatch.setattr(Downloads, "held", full)
+    address, token = await house.mailbox()
+    header = [f"X-Session-Token: {token['X-Session-Token']}"]
+    client = await in_thread(connect, house, f"{BASE}/{address}/ws", header=header)
+    await house.waiting()
+    await house.deliver(address)
+    opcode, data = await in_thread(client.recv_data)
+    assert opcode == websocket.ABNF.OPCODE_CLOSE
+    assert (int.from_bytes(data[:2], "big"), data[2:].decode()) == (
+        1013,
+        "too much is being read; try again",
+    )
     client.shutdown()
     await house.waiting(count=0)
 
