@@ -111,6 +111,26 @@ def test_no_error_has_what_a_url_hides(case: dict[str, str]) -> None:
     assert str(error.value) == case["error"]
 
 
+@pytest.mark.parametrize("token", ["rk_se cret", "rk_se\ncret", "rk_s\xe9cret", "rk_secret\x00"])
+def test_what_can_be_no_token_is_refused_at_once(token: str) -> None:
+    """And is not in the error; blanks around one are none of its."""
+    for client in (Relay, AsyncRelay):
+        with pytest.raises(RelayError, match=r"^the token has characters that no token has$"):
+            client("http://127.0.0.1:1", token)
+        assert client("http://127.0.0.1:1 ", " rk_secret\r\n").token == "rk_secret"
+    assert Relay(token="\n").token is None
+    with pytest.raises(RelayError, match=r"^the inbox's token has characters that no token has$"):
+        Relay().mailbox("a@b", token)
+    assert Relay().mailbox("a@b", "rs_secret\n").session_token == "rs_secret"
+
+
+def test_a_header_that_nobody_can_be_sent_fails_at_once() -> None:
+    """What it was to have is not said: others have secrets."""
+    with Relay("http://127.0.0.1:1", None) as relay, pytest.raises(RelayError) as error:
+        relay.send(from_="a@b", to="c@d", idempotency_key="se\ncret")
+    assert str(error.value) == "a header of the call has characters that none can have"
+
+
 def test_no_repr_has_what_opens_anything() -> None:
     """Of what a report of pytest's shows of the calls that have led to a failure."""
     handle = InboxHandle("a@b.example", "rs_secret")

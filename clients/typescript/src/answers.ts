@@ -33,9 +33,9 @@ const maybeTime: Shape = (value) => value === null || time(value);
 const maybePlace: Shape = (value) =>
   value === null || (typeof value === "string" && Number(PLACE.exec(value)?.[1] ?? NaN) <= 65535);
 
-/** Whether a value is a token, as a header can carry it. */
+/** Whether a value is a token, as a header can carry it: no blank is in one. */
 export function isToken(value: unknown): value is string {
-  return typeof value === "string" && /^[\x20-\x7e]+$/.test(value);
+  return typeof value === "string" && /^[!-~]+$/.test(value);
 }
 
 /** Whether a value is an address, as a path can carry it. */

@@ -20,7 +20,7 @@ import { CAPTURED, INBOX, INFO, LIST, MESSAGE_OR_NONE, REJECTED } from "./answer
 import { REPLY, RETRYABLE_STATUSES, type Shape, refused, unlike } from "./call.js";
 import { Refused, WaitTimeout } from "./errors.js";
 import { FIXTURE_TTL, type InboxOptions, newMailbox, pathOf } from "./mailboxes.js";
-import { DEFAULT_URL, whereFrom } from "./options.js";
+import { DEFAULT_URL, target, whereFrom } from "./options.js";
 import {
   AttachmentData,
   type CapturedJson,
@@ -173,13 +173,14 @@ function call<T>(
   otherwise?: T,
   notThere?: (error: Refused) => Chain<T>,
 ): Chain<T> {
-  return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token }) => {
+  return settings().then((set) => {
+    const { url, token } = target({ url: set.RELAY_URL || DEFAULT_URL, token: set.RELAY_TOKEN ?? null });
     const once = (): Chain<T> => {
       cy.on?.("fail", explain);
       return cy
         .request({
           method,
-          url: `${(url || DEFAULT_URL).replace(/\/+$/, "")}${path}`,
+          url: `${url.replace(/\/+$/, "")}${path}`,
           headers: {
             Accept: "application/json",
             ...(token && { Authorization: `Bearer ${token}` }),

@@ -34,8 +34,8 @@ export interface RelayOptions {
 
 /** Where calls go by these options. */
 export function target({ url, token, fetch }: RelayOptions): Target {
-  const where = url || environment("RELAY_URL") || DEFAULT_URL;
-  const opens = token === undefined ? environment("RELAY_TOKEN") : token;
+  const where = (url || environment("RELAY_URL") || "").trim() || DEFAULT_URL;
+  const opens = (token === undefined ? environment("RELAY_TOKEN") : token)?.trim();
   checkUrl(where);
   if (opens && !isToken(opens)) {
     throw new RelayError("the token has characters that no token has");

@@ -126,10 +126,11 @@ export class Relay implements AsyncDisposable {
    * administrator's token alone.  `await using` leaves it as it is.
    */
   mailbox(address: string, sessionToken: string | null = null): Inbox {
-    if (sessionToken !== null && !answers.isToken(sessionToken)) {
+    const opens = sessionToken?.trim() ?? null;
+    if (opens !== null && !answers.isToken(opens)) {
       throw new RelayError("the inbox's token has characters that no token has");
     }
-    return new Inbox(this.#exchange, address, sessionToken, false);
+    return new Inbox(this.#exchange, address, opens, false);
   }
 
   /**

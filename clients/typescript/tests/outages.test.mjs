@@ -10,12 +10,19 @@ import { cases, inner } from "./cases.mjs";
 import { INFO, portOf, serving } from "./serving.mjs";
 
 const { quoted } = await inner("text");
+const relay = new Relay();
 
 test("what no relay is says so", async () => {
   for (const { url, error } of cases.urls) {
     assert.throws(() => new Relay({ url }), { name: "RelayError", message: error }, url);
   }
-  assert.throws(() => new Relay({ token: "a\nb" }), /the token has characters that no token has/);
+  for (const token of ["rk_se cret", "rk_se\ncret", "rk_s\xe9cret"]) {
+    assert.throws(() => new Relay({ token }), /^RelayError: the token has characters that no token has$/);
+    assert.throws(() => relay.mailbox("a@b", token), /^RelayError: the inbox's token has characters/);
+  }
+  assert.equal(relay.mailbox("a@b", "rs_secret\n").sessionToken, "rs_secret");
+  const trimmed = ` ${process.env.RELAY_TOKEN}\r\n`;
+  assert.ok(await new Relay({ url: ` ${process.env.RELAY_URL}\n`, token: trimmed }).info());
   const began = performance.now();
   const gone = createServer().listen(0, "127.0.0.1");
   await once(gone, "listening");

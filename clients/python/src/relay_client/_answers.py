@@ -13,6 +13,7 @@ from relay_client._records import parsed_time
 
 Shape = Callable[[Any], bool]
 
+_TOKEN = re.compile("[!-~]+")
 _ID = re.compile(r"[0-9a-zA-Z-]{1,64}")
 # No blank, no control character, no half of a character.
 _ADDRESS = re.compile(
@@ -66,8 +67,8 @@ def _truth(value: Any) -> bool:
 
 
 def is_token(value: Any) -> bool:
-    """Whether a value is a token, as a header can carry it."""
-    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
+    """Whether a value is a token, as a header can carry it: no blank is in one."""
+    return isinstance(value, str) and _TOKEN.fullmatch(value) is not None
 
 
 def is_key(token: str | None) -> bool:

@@ -50,10 +50,10 @@ Token = Union[str, None, FromEnvironment]
 
 def connection(url: str | None, token: Token) -> Connection:
     """Look for a relay where it is said to be, else where the environment says."""
-    url = url or os.environ.get("RELAY_URL") or _DEFAULT
+    url = (url or os.environ.get("RELAY_URL") or "").strip() or _DEFAULT
     if isinstance(token, FromEnvironment):
         token = os.environ.get(token.value)
-    token = token or None
+    token = (token or "").strip() or None
     host = _host(url)
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
     headers["Accept-Encoding"] = "identity"  # what is packed may be a thousand times as much

@@ -330,6 +330,8 @@ def _failure(http: httpx.Client | httpx.AsyncClient, error: Exception) -> Except
         what = error.object[error.start : error.end]
         if "\ud800" <= what[0] <= "\udfff":
             return RelayError(f"half a character cannot be sent: {quoted(what)}")
+    if isinstance(error, httpx.LocalProtocolError) and "header" in str(error):
+        return RelayError("a header of the call has characters that none can have")
     if isinstance(error, (httpx.InvalidURL, UnicodeError)):
         return RelayError(f"there is no such call: {error}")
     return error

@@ -52,6 +52,7 @@ class InboxHandle:
         self.address = address
         self.expires_at = expires_at
         self.path = f"{MAILBOXES}/{part_of(address, safe='@')}"
+        session_token = session_token and session_token.strip()
         if session_token is not None and not _answers.is_token(session_token):
             raise RelayError("the inbox's token has characters that no token has")
         self.session_token = session_token
