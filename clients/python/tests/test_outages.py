@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -78,8 +79,22 @@ def test_what_is_no_relay_is_refused(case: dict[str, Any]) -> None:
     with _answers(reply(case["body"], case["status"], case["headers"])) as (url, _):
         with Relay(url) as relay, pytest.raises(Refused) as refused:
             relay.inbox()
-    assert str(refused.value) == case["error"]
+    assert str(refused.value) == f"{case['error']} (POST {url}/api/v1/mailboxes)"
     assert refused.value.status == case["status"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/api/v1", r"404 not-found: .* \(POST {}/api/v1/api/v1/mailboxes\)"),
+        ("/compat/mailpit", r"\d+ [a-z-]+: .* \(POST {}/compat/mailpit/api/v1/mailboxes\)"),
+    ],
+)
+def test_a_path_that_leads_to_no_relay_is_named(relay: Relay, path: str, said: str) -> None:
+    """With what was asked there, so that the path that is too much is seen."""
+    with Relay(relay.url + path, relay.token) as wrong, pytest.raises(Refused) as refused:
+        wrong.inbox()
+    assert re.fullmatch(said.format(re.escape(relay.url)), str(refused.value), re.DOTALL)
 
 
 _CALLS: dict[str, Callable[[Relay], object]] = {
@@ -126,8 +141,9 @@ def test_what_can_be_no_token_is_refused_at_once(token: str) -> None:
 
 def test_a_header_that_nobody_can_be_sent_fails_at_once() -> None:
     """What it was to have is not said: others have secrets."""
-    with Relay("http://127.0.0.1:1", None) as relay, pytest.raises(RelayError) as error:
-        relay.send(from_="a@b", to="c@d", idempotency_key="se\ncret")
+    with serving(lambda peer, _: None) as (url, _), Relay(url, None) as relay:
+        with pytest.raises(RelayError) as error:
+            relay.send(from_="a@b", to="c@d", idempotency_key="se\ncret")
     assert str(error.value) == "a header of the call has characters that none can have"
 
 
@@ -248,7 +264,8 @@ def test_who_cannot_be_trusted_is_asked_once(server: str, client: str, tmp_path:
             await relay.info()
 
     with untrusted(tmp_path) if server == "untrusted" else plain() as (url, came):
-        why = "verify failed: self-signed certificate" if server == "untrusted" else "SSL"
+        trusts = "verify failed: self-signed certificate"
+        why = trusts if server == "untrusted" else r"; it answers without TLS: is http:// meant\?$"
         began = time.monotonic()
         with pytest.raises(Unreachable, match=rf"^no TLS connection to {url}/api/v1/info: .*{why}"):
             if client == "sync":

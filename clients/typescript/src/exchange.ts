@@ -16,7 +16,7 @@ import {
   RETRYABLE_STATUSES,
   type Shape,
   bytesOf,
-  noRelay,
+  noRelay as noRelayOf,
   unlike,
 } from "./call.js";
 import { Refused, RelayError, Unreachable, hide } from "./errors.js";
@@ -70,6 +70,10 @@ const NOT_CONNECTED = new Set([
 const HOPELESS =
   /^(?!.*UNEXPECTED_EOF)(ERR_(TLS|SSL)_|EPROTO$|UNABLE_TO_|CRL_|(INVALID_(CA|PURPOSE)|PATH_LENGTH_EXCEEDED|HOSTNAME_MISMATCH)$)|CERT/;
 
+/** What says that the other side answers in clear. */
+const IN_CLEAR = /^ERR_SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)$/;
+const CLEAR = "; it answers without TLS: is http:// meant?";
+
 /** A request, and when it may be made again. */
 export interface RepeatableRequest extends ApiRequest {
   /** For how long the relay may keep its answer back. */
@@ -78,6 +82,11 @@ export interface RepeatableRequest extends ApiRequest {
   idempotent?: boolean;
   /** How many bytes a good answer may have. */
   maxBytes?: number;
+}
+
+/** An answer, and what it answers: the method, and the address without its query. */
+export interface PlacedAnswer extends Answer {
+  asked: string;
 }
 
 /** Makes the calls of one client. */
@@ -131,7 +140,7 @@ export class Exchange {
     request: RepeatableRequest | (() => RepeatableRequest),
     deadline?: number,
     overallDeadline = Infinity,
-  ): Promise<Answer> {
+  ): Promise<PlacedAnswer> {
     const began = performance.now();
     const timeLimit = this.#timeLimit();
     const limit = deadline ?? (timeLimit === undefined ? Infinity : began + timeLimit);
@@ -145,17 +154,13 @@ export class Exchange {
       let rest = pause;
       try {
         const answer = await this.#once(one, lastEnd);
-        if (answer.fault !== undefined) throw noRelay(answer);
+        if (answer.fault !== undefined) throw noRelayOf(answer);
         return answer;
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
         if (error instanceof Refused) {
-          hide(error, "problem", "detail", "title"); // here, for the relay's page has no use for it
-          // Which Node.js prints even where it is hidden.
-          const value = error.errors.map((one) => inALine(one));
-          Object.defineProperty(error, "errors", { value });
-          hide(error, "errors");
-          failure = error;
+          const placed = error.problem === "not-found" || error.problem === "unknown";
+          failure = hidden(placed ? at(error, this.#asked(one)) : error);
           repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
           rest = Math.max(pause, 1000 * error.retryAfter);
         } else {
@@ -165,7 +170,7 @@ export class Exchange {
           const asked = `${one.method} ${base}${one.path}`;
           const seconds = ((performance.now() - began) / 1000).toFixed(1);
           const said = HOPELESS.test(code)
-            ? `no TLS connection to ${base}: ${text} (${code})`
+            ? `no TLS connection to ${base}: ${text} (${code})${IN_CLEAR.test(code) ? CLEAR : ""}`
             : `the relay does not answer ${asked} (for ${seconds} s: ${text})`;
           failure = new Unreachable(said, { cause });
           repeats = (idempotent || NOT_CONNECTED.has(code)) && !HOPELESS.test(code);
@@ -176,7 +181,11 @@ export class Exchange {
     }
   }
 
-  async #once(request: RepeatableRequest, deadline: number): Promise<Answer> {
+  #asked({ method, path }: RepeatableRequest): string {
+    return `${method} ${this.#caller.base}${path.replace(/\?.*/s, "")}`;
+  }
+
+  async #once(request: RepeatableRequest, deadline: number): Promise<PlacedAnswer> {
     if (this.#closed) throw new RelayError("the client is closed");
     const ending = new AbortController();
     const late = () => ending.abort(new Error("it takes too long"));
@@ -191,7 +200,8 @@ export class Exchange {
       clearTimeout(timer);
       timer = setTimeout(late, whole - (performance.now() - began));
       const { status, headers } = response;
-      return { status, headers, ...(await bytesOf(response, request.maxBytes ?? JSON_BYTES)) };
+      const asked = this.#asked(request);
+      return { status, headers, asked, ...(await bytesOf(response, request.maxBytes ?? JSON_BYTES)) };
     } finally {
       clearTimeout(timer);
       this.#running.delete(ending);
@@ -200,14 +210,33 @@ export class Exchange {
 }
 
 /** Read what a good answer says; `Refused` if that is no JSON, or no relay's. */
-export function decoded(answer: Answer, shape: Shape): unknown {
+export function decoded(answer: PlacedAnswer, shape: Shape): unknown {
   try {
     const found: unknown = JSON.parse(new TextDecoder().decode(answer.bytes));
     if (shape(found)) return found;
   } catch {
     // Said below.
   }
-  throw unlike(answer);
+  throw hidden(at(unlike(answer), answer.asked));
+}
+
+/** What is thrown where no relay has answered. */
+export function noRelay(answer: PlacedAnswer, why: string): Refused {
+  return hidden(at(noRelayOf(answer, why), answer.asked));
+}
+
+/** The same error, which says what was asked. */
+function at({ status, problem, detail, errors, retryAfter, title }: Refused, asked: string): Refused {
+  return new Refused(status, problem, `${detail} (${asked})`, errors, retryAfter, title);
+}
+
+/** The same error, of which nothing is printed but its text; the relay's page has no use for this. */
+function hidden(error: Refused): Refused {
+  hide(error, "problem", "detail", "title");
+  // Which Node.js prints even where it is hidden.
+  Object.defineProperty(error, "errors", { value: error.errors.map((one) => inALine(one)) });
+  hide(error, "errors");
+  return error;
 }
 
 /** Rest for so many milliseconds. */

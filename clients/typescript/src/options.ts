@@ -43,6 +43,9 @@ export function target({ url, token, fetch }: RelayOptions): Target {
   return { url: where, token: opens, fetch };
 }
 
+const SHOWN =
+  /^[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?::\d{1,5}(?=[/?#]|$))?(?=[:/?#]|$)|^[a-z0-9.-]+:\d{1,5}(?=[/?#]|$)/i;
+
 function checkUrl(where: string): void {
   let url: URL | undefined;
   try {
@@ -50,15 +53,16 @@ function checkUrl(where: string): void {
   } catch {
     // Said below.
   }
-  if (!url || !/^https?:\/\/[^/]/i.test(where) || url.search || url.hash) {
-    // No more than its scheme and host: where there is a user, that part may be a password.
-    const shown = /^[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?=[:/?#]|$)|^[a-z0-9.-]+(?=:\d{1,5}$)/i;
-    const [found] = shown.exec(where) ?? [];
-    const said = found && !where.includes("@") ? `: ${quoted(found)}` : "";
-    throw new RelayError(`a relay's URL begins with http:// or https:// and a host${said}`);
-  }
-  if (url.username || url.password) {
+  const begins = url !== undefined && /^https?:\/\/[^/]/i.test(where);
+  if (begins && (url?.username || url?.password)) {
     throw new RelayError("a relay's URL has no user and no password: the token opens it");
+  }
+  if (!begins || /[?#]/.test(where)) {
+    // No more than scheme, host and port: where there is a user, that part may be a password.
+    const [found] = SHOWN.exec(where) ?? [];
+    const said = found && !where.includes("@") ? `: ${quoted(found)}` : "";
+    const wrong = begins ? "ends before a ? or #" : "begins with http:// or https:// and a host";
+    throw new RelayError(`a relay's URL ${wrong}${said}`);
   }
 }
 

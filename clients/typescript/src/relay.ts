@@ -7,7 +7,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import * as answers from "./answers.js";
-import { type Answer, noRelay } from "./call.js";
 import {
   Refused,
   RelayError,
@@ -22,6 +21,8 @@ import {
   RAW_BYTES,
   type RepeatableRequest,
   decoded,
+  type PlacedAnswer as Answer,
+  noRelay,
   paused,
 } from "./exchange.js";
 import { type InboxOptions, newMailbox, ofMessage, pathOf } from "./mailboxes.js";

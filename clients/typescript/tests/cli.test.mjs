@@ -139,7 +139,7 @@ test("what answers and is no relay is refused", async () => {
   page.close();
   page.closeAllConnections();
   assert.equal(answer.code, 3);
-  assert.match(answer.err, /^relay-client: 200 unknown: no relay answered: '<html>'\nRELAY_URL or --url.*\n$/);
+  assert.match(answer.err, /^relay-client: 200 unknown: no relay answered: '<html>' \(\S+ \S+\)\nRELAY_URL or --url.*\n$/);
   const closed = await relayClient(["inbox", "--token", "rk_unknown"]);
   assert.match(closed.err, /^relay-client: 401 .*\n.*--token, say where the relay is.*8025\n$/);
 });
@@ -215,7 +215,7 @@ test("no error has what opens an inbox", async () => {
     ["wait", ` ${opens}`],
     ["wait", `'${opens}'`],
     ["wait", '{"address":"a@b","session_token":"rs_secret'],
-    ["wait", '{"address":"a@b","session_token":"rs_secret\\n"}'],
+    ["wait", '{"address":"a@b","session_token":"rs_secret\\nx"}'],
     ["wait", "rs_secret"],
     // Of `npx`, or `npm run`, which print what they run.
     ["wait", `\n> shop@1.0.0 inbox\n> relay-client inbox --json\n\n${opens}`],
@@ -227,7 +227,7 @@ test("no error has what opens an inbox", async () => {
     ["wait", "a@b", opens],
     ["close", "a@b", opens],
     [opens],
-    ["inbox", "--token", "rs_secret\n"],
+    ["inbox", "--token", "rs_secret\nx"],
   ];
   for (const answer of await Promise.all(calls.map((words) => relayClient(words)))) {
     assert.equal(answer.code, 2, answer.err);

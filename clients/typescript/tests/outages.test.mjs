@@ -47,12 +47,25 @@ for (const { status, headers, body, error } of cases.no_relay) {
     serving(
       (_, response) => response.writeHead(status, headers).end(body),
       async (client) => {
-        const expected = { name: "Refused", message: error, status, problem: "unknown" };
-        await assert.rejects(client.inbox(), expected);
-        await assert.rejects(client.mailbox("a@b").messages(), expected);
+        const expected = { name: "Refused", status, problem: "unknown" };
+        const message = `${error} (POST ${client.url}/api/v1/mailboxes)`;
+        await assert.rejects(client.inbox(), { ...expected, message });
+        const asked = `${error} (GET ${client.url}/api/v1/mailboxes/a@b/messages)`;
+        await assert.rejects(client.mailbox("a@b").messages(), { ...expected, message: asked });
       },
     ));
 }
+
+test("a path that leads to no relay is named, with what was asked there", async () => {
+  const { RELAY_URL: url, RELAY_TOKEN: token } = process.env;
+  for (const path of ["/api/v1", "/compat/mailpit"]) {
+    await assert.rejects(new Relay({ url: `${url}${path}`, token }).inbox(), (error) => {
+      assert.ok(error instanceof Refused);
+      assert.ok(error.message.endsWith(` (POST ${url}${path}/api/v1/mailboxes)`), error.message);
+      return true;
+    });
+  }
+});
 
 /** @type {Record<string, (client: Relay) => Promise<unknown>>} */
 const CALLS = {
@@ -104,7 +117,7 @@ for (const call of ["info", "outbound", "send"]) {
     const body = `[${"{},".repeat(700_000)}{}]`;
     const client = new Relay({ url: "http://x", fetch: async () => new Response(body) });
     await assert.rejects(CALLS[call]?.(client) ?? Promise.resolve(), {
-      message: "200 unknown: no relay answered: it says more than 2 MiB",
+      message: /^200 unknown: no relay answered: it says more than 2 MiB \([A-Z]+ http:\S+\)$/,
     });
   });
 }

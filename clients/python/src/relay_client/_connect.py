@@ -67,23 +67,27 @@ def connection(url: str | None, token: Token) -> Connection:
 
 
 def _host(url: str) -> str:
-    """Return the host of a relay's URL; an error about it has no more than its scheme and host."""
+    """Return the host of a relay's URL; an error has no more than its scheme, host, port."""
     host = ""
+    wrong = "begins with http:// or https:// and a host"
     try:
         parts = urlsplit(url)
         if re.match("https?://[^/]", url, re.IGNORECASE) and len(url.split()) == 1:
             _ = parts.port  # fails where it is none
             if parts.hostname and "@" in parts.netloc:
                 raise RelayError("a relay's URL has no user and no password: the token opens it")
-            host = "" if "?" in url or "#" in url else httpx.URL(url).host
+            host = httpx.URL(url).host
+            if host and ("?" in url or "#" in url):
+                host, wrong = "", "ends before a ? or #"
     except (ValueError, httpx.InvalidURL):
         pass  # said below
     if host:
         return host
-    shown = r"[a-z][a-z0-9+.-]*://[a-z0-9.-]*(?=[:/?#]|$)|[a-z0-9.-]+(?=:[0-9]{1,5}$)"
+    port = ":[0-9]{1,5}(?=[/?#]|$)"
+    shown = rf"[a-z][a-z0-9+.-]*://[a-z0-9.-]*(?:{port})?(?=[:/?#]|$)|[a-z0-9.-]+{port}"
     found = re.match(shown, url, re.IGNORECASE)
     said = f": {quoted(found[0])}" if found and found[0] and "@" not in url else ""
-    raise RelayError(f"a relay's URL begins with http:// or https:// and a host{said}")
+    raise RelayError(f"a relay's URL {wrong}{said}")
 
 
 class _Jar(httpx.Cookies):

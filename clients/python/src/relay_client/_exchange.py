@@ -78,6 +78,8 @@ class Answer:
     content: bytes = field(repr=False)
     fault: str | None = None
     """Why it is no relay's, where that is seen without reading it."""
+    asked: str = ""
+    """What it answers: the method, and the address without its query."""
 
     @property
     def is_good(self) -> bool:
@@ -137,7 +139,7 @@ def call(
             where = _where(error.request.url)
             hopeless = _hopeless(error)
             failure = Unreachable(
-                f"no TLS connection to {where}: {hopeless}"
+                f"no TLS connection to {where}: {hopeless}{_in_clear(hopeless)}"
                 if hopeless
                 else f"the relay does not answer {one.method} {where}"
                 f" (for {seconds:.1f} s: {error or type(error).__name__})"
@@ -173,6 +175,8 @@ def refused(answer: Answer) -> Refused:
     if not isinstance(kind, str) or not isinstance(detail, str):
         return no_relay(answer)
     name = kind.rpartition(":")[2].rpartition("/")[2]
+    if name == "not-found" and answer.asked:
+        detail = f"{detail} ({answer.asked})"
     each = [str(one) for one in cast("list[object]", errors)] if isinstance(errors, list) else []
     title = str(said.get("title") or "")
     return Refused(answer.status, name, detail, each, _retry_after(answer), title)
@@ -215,7 +219,7 @@ def no_relay(answer: Answer, fault: str | None = None) -> Refused:
     said = fault or answer.fault or quoted(answer.content[:200].decode("utf-8", "replace").strip())
     if 300 <= answer.status < 400 and "Location" in answer.headers:
         said = f"it leads to {answer.headers['Location']}"
-    detail = f"no relay answered: {said}"
+    detail = f"no relay answered: {said}" + (f" ({answer.asked})" if answer.asked else "")
     return Refused(answer.status, "unknown", detail, retry_after=_retry_after(answer))
 
 
@@ -231,6 +235,12 @@ def _hopeless(error: BaseException) -> ssl.SSLError | None:
             return None if isinstance(why, ended) or "EOF" in str(why.reason) else why
         why = why.__cause__ or why.__context__
     return None
+
+
+def _in_clear(error: ssl.SSLError) -> str:
+    """What is to be asked where the other side answers in clear."""
+    clear = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+    return "; it answers without TLS: is http:// meant?" if error.reason in clear else ""
 
 
 def _where(url: httpx.URL) -> str:
@@ -315,7 +325,9 @@ async def _send_async(http: httpx.AsyncClient, request: ApiRequest) -> Answer:
 
 
 def _answer(response: httpx.Response, reader: BodyReader) -> Answer:
-    return Answer(response.status_code, response.headers, reader.content(), reader.fault)
+    request = response.request
+    asked = f"{request.method} {_where(request.url)}"
+    return Answer(response.status_code, response.headers, reader.content(), reader.fault, asked)
 
 
 def _failure(http: httpx.Client | httpx.AsyncClient, error: Exception) -> Exception:

@@ -77,7 +77,7 @@ class _Relays:
         try:
             relay = Relay(*self._where(factory))
         except RelayError as error:
-            self.report.fail(error)
+            self.report.fail(error, self._advice())
         try:
             relay.info()  # where no relay is that is waited for once, and not in each test
         except Refused as refused:
