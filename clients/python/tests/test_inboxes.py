@@ -448,8 +448,8 @@ def test_what_is_no_number_is_refused_at_once(relay: Relay) -> None:
     for number in (float("nan"), -1, 1.5, "3"):
         with pytest.raises(RelayError, match="so many messages cannot be waited for"):
             relay.mailbox("a@b").wait_many(number)
-    for number in (float("nan"), "5"):
-        with pytest.raises(RelayError, match="an inbox's ttl is a number of minutes"):
+    for number in (float("nan"), "5", 0, -1):
+        with pytest.raises(RelayError, match="an inbox's ttl is a number of minutes above 0, not "):
             relay.inbox(ttl=number)
 
 

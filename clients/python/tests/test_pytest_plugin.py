@@ -572,6 +572,30 @@ def test_it(inbox):
     result.stdout.no_fnmatch_line("*TypeError*")
 
 
+def test_an_inbox_that_cannot_be_made_is_said_in_a_line(inner: pytest.Pytester) -> None:
+    """By what the test has written, and without frames of this package or of httpx."""
+    inner.makepyfile(
+        """
+import pytest
+
+@pytest.mark.relay_inbox(ttl=0)
+def test_ends_at_once(inbox):
+    pass
+
+@pytest.mark.relay_inbox(local_part="jane doe")
+def test_is_no_address(inbox):
+    pass
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(errors=2)
+    wrong = "an inbox's ttl is a number of minutes above 0, not 0"
+    result.stdout.fnmatch_lines([f"@pytest.mark.relay_inbox: {wrong}"])
+    result.stdout.fnmatch_lines(["@pytest.mark.relay_inbox: 422 *"])
+    for frame in ("*Error*", "*httpx*", "*def *"):
+        result.stdout.no_fnmatch_line(frame)
+
+
 def test_an_inbox_lives_for_an_hour_unless_it_is_kept(inner: pytest.Pytester, relay: Relay) -> None:
     """So a run that is killed leaves none for long; a marker may say otherwise."""
     inner.makepyfile(

@@ -4,8 +4,9 @@ import type { Away } from "./away.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 import { FIXTURE_TTL, type InboxOptions } from "./mailboxes.js";
 import { whereFrom } from "./options.js";
-import { type Inbox, LOGINS, type Message, type Relay } from "./relay.js";
+import { type Inbox, LOGINS, type Message, type Relay, WAIT_LIMITS } from "./relay.js";
 import { NAME, inALine, visible } from "./text.js";
+import { TIMEOUT } from "./waiting.js";
 
 const SHOWN = 20; // messages of a report
 const REPORTS_WITHIN = 5_000; // milliseconds, or it says that they cannot be read
@@ -68,6 +69,25 @@ async function isReachable(url: string): Promise<boolean> {
 function frameless<E extends Error>(error: E): E {
   error.stack = `${error.name}: ${error.message}`;
   return error;
+}
+
+const MARGIN = 1_000; // for what else a test does
+const STEP = 10; // milliseconds, since an error says how long was waited
+
+/** How many milliseconds a test may ask for of those it has left: it is still to say what for. */
+export function spared(left: number): number {
+  return STEP * Math.floor(Math.max(left - MARGIN, left / 2, 0) / STEP);
+}
+
+/**
+ * Have an inbox wait no longer than that, though it is told a longer time: a runner that ends the
+ * test before says no more than that it took long.
+ */
+export function limitWaits(inbox: Inbox, left: () => number | undefined): void {
+  WAIT_LIMITS.set(inbox, left);
+  const get = () => Math.min(TIMEOUT, left() ?? TIMEOUT);
+  const set = (value: number) => Object.defineProperty(inbox, "timeout", { value, writable: true });
+  Object.defineProperty(inbox, "timeout", { get, set, configurable: true, enumerable: true });
 }
 
 /** Where an application hands over its mail, in clear. */

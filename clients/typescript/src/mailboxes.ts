@@ -27,6 +27,9 @@ export function newMailbox({
   localPart,
   domain,
 }: InboxOptions): components["schemas"]["NewMailbox"] {
+  if (ttl !== undefined && !(Number.isFinite(ttl) && ttl > 0)) {
+    throw new RelayError(`an inbox's ttl is a number of minutes above 0, not ${String(ttl)}`);
+  }
   return {
     ...(ttl !== undefined && { ttl_minutes: ttl }),
     ...(localPart !== undefined && { local_part: localPart }),

@@ -11,7 +11,8 @@
  * | `inboxOptions`, `relayOptions` | options, to be set by `test.use` or in the configuration |
  *
  * What came to the inbox of a test that failed is attached to its report, its HTML in a frame that
- * runs no script and loads nothing.  Where no relay answers, a run waits for it once.
+ * runs no script and loads nothing.  A test that waits in vain says so before Playwright ends it.  Where
+ * no relay answers, a run waits for it once.
  */
 
 import { join } from "node:path";
@@ -32,7 +33,9 @@ import {
   arrivedAt,
   framed,
   inboxOf,
+  limitWaits,
   smtpServerOf,
+  spared,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
 import { type Inbox, Relay } from "./relay.js";
@@ -47,6 +50,8 @@ export interface RelayFixtures {
   /** What inbox is wanted; with `keep` it is left, to be looked at on the relay's page. */
   inboxOptions: FixtureInboxOptions;
   smtpServer: SmtpServer;
+  /** When the test began, by `performance.now()`; a wait in vain ends with what it came to before it. */
+  relayBegan: number;
 }
 
 /** What each worker has. */
@@ -82,8 +87,14 @@ export const fixtures: Fixtures<
     { scope: "worker" },
   ],
 
-  inbox: async ({ relay, inboxOptions }, use, test) => {
+  relayBegan: [async ({}, use) => use(performance.now()), { auto: true }],
+
+  inbox: async ({ relay, relayBegan, inboxOptions }, use, test) => {
     const inbox = await inboxOf(relay, inboxOptions, test.title, awayFrom(test));
+    // What the test may have is asked for anew: it can be changed while it runs, or debugged.
+    limitWaits(inbox, () =>
+      test.timeout > 0 ? spared(test.timeout - (performance.now() - relayBegan)) : undefined,
+    );
     await use(inbox);
     if (test.status !== test.expectedStatus) {
       const { text, messages } = await arrivedAt(inbox);

@@ -110,10 +110,6 @@ export class Relay implements AsyncDisposable {
 
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
   async inbox(wanted: InboxOptions = {}): Promise<Inbox> {
-    const { ttl } = wanted;
-    if (ttl !== undefined && !Number.isFinite(ttl)) {
-      throw new RelayError(`an inbox's ttl is a number of minutes, not ${String(ttl)}`);
-    }
     const made = await this.#exchange.json<Schemas["CreatedMailbox"]>(
       { method: "POST", path: "/api/v1/mailboxes", body: newMailbox(wanted), idempotent: false },
       answers.INBOX,
@@ -165,6 +161,9 @@ export class Relay implements AsyncDisposable {
 
 /** As whom the application signs in that sends to an inbox, where that is known. */
 export const LOGINS = new WeakMap<Inbox, string>();
+
+/** For how many milliseconds an inbox may wait, where a runner ends the test sooner. */
+export const WAIT_LIMITS = new WeakMap<Inbox, () => number | undefined>();
 
 /** An inbox: what comes to `address`. */
 export class Inbox implements AsyncDisposable {
@@ -218,10 +217,14 @@ export class Inbox implements AsyncDisposable {
 
   /** The oldest message that matches, as soon as there is one; `WaitTimeout` if none comes. */
   async wait(wanted: WaitOptions = {}): Promise<Message> {
-    const timeout = waitable(wanted.timeout ?? this.timeout);
+    const timeout = this.#limited(wanted);
     const found = await this.#next(wanted, performance.now() + timeout);
     if (found === null) throw await this.#inVain(inWords(wanted), timeout);
     return new Message(this.#reader, found);
+  }
+
+  #limited(wanted: WaitOptions): number {
+    return Math.min(waitable(wanted.timeout ?? this.timeout), WAIT_LIMITS.get(this)?.() ?? Infinity);
   }
 
   /** See for so many milliseconds that nothing matches; `UnexpectedMail` if something does. */
@@ -237,7 +240,7 @@ export class Inbox implements AsyncDisposable {
     if (!Number.isInteger(count) || count < 0) {
       throw new RelayError(`so many messages cannot be waited for: ${String(count)}`);
     }
-    const timeout = waitable(wanted.timeout ?? this.timeout);
+    const timeout = this.#limited(wanted);
     const deadline = performance.now() + timeout;
     const found: Message[] = [];
     while (found.length < count) {
@@ -361,7 +364,7 @@ export class Inbox implements AsyncDisposable {
           // As a runner does that has given the test up.
           if (this.#closed) {
             const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
-            throw new RelayError(what, { cause: error });
+            throw new RelayError(what);
           }
           await this.#expect(error, Math.max(deadline, performance.now() + 1_000));
           return null;

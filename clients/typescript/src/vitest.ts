@@ -25,12 +25,13 @@ import {
   type SmtpServer,
   arrivedAt,
   inboxOf,
+  limitWaits,
   smtpServerOf,
+  spared,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
 import { type Inbox, TIME_LIMITS, Relay } from "./relay.js";
 import { inALine } from "./text.js";
-import { TIMEOUT } from "./waiting.js";
 
 export { expect } from "vitest";
 export type { SmtpServer };
@@ -56,8 +57,6 @@ interface Context {
 }
 
 const ENDS = 5_000; // milliseconds after which Vitest ends a test; older ones do not say
-const MARGIN = 1_000; // for what else a test does
-const STEP = 10; // milliseconds, since an error says how long was waited
 
 /**
  * Says from now on how many milliseconds a test has for what it is about to ask: what is left of
@@ -72,15 +71,8 @@ function timeLimit(task: Context["task"]): () => number | undefined {
     if (!(whole > 0 && whole < Infinity) || task.result?.state !== "run") return undefined;
     const used = isBefore ? 0 : performance.now() - began;
     const left = used < whole ? whole - used : whole; // or it would have been ended
-    return STEP * Math.floor(Math.max(left - MARGIN, left / 2) / STEP);
+    return spared(left);
   };
-}
-
-/** Have an inbox wait no longer than that, until it is told how long. */
-function limitWaits(inbox: Inbox, left: () => number | undefined): void {
-  const get = () => Math.min(TIMEOUT, left() ?? TIMEOUT);
-  const set = (value: number) => Object.defineProperty(inbox, "timeout", { value, writable: true });
-  Object.defineProperty(inbox, "timeout", { get, set, configurable: true, enumerable: true });
 }
 
 /**

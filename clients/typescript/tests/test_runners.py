@@ -42,6 +42,17 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
 """
+_PLAYWRIGHT_IN_VAIN = """
+import { test } from "relay-client/playwright";
+
+test.describe.configure({ timeout: 2_500 });
+test("in vain", async ({ inbox, relay }) => {
+  const mail = { from: "a@shop.example", to: inbox.address, subject: "Welcome", text: "x" };
+  await relay.send(mail);
+  await inbox.wait();
+  await inbox.wait({ subject: "Wellcome", timeout: 60_000 });
+});
+"""
 _VITEST_FAILS = """
 import { expect, test } from "relay-client/vitest";
 
@@ -119,6 +130,7 @@ def test_playwright(run: Run, project: Path, chromium: str, relay: Relay) -> Non
     (folder / "playwright.config.ts").write_text(_CONFIG)
     (folder / "sign-up.spec.ts").write_text(PROGRAMS["playwright"])
     (folder / "fails.spec.ts").write_text(_FAILS)
+    (folder / "vain.spec.ts").write_text(_PLAYWRIGHT_IN_VAIN)
     with serving_shop(str(relay.info().smtp)) as shop:
         done = run(
             "node", project / "node_modules/@playwright/test/cli.js", "test", "--workers=1",
@@ -130,6 +142,12 @@ def test_playwright(run: Run, project: Path, chromium: str, relay: Relay) -> Non
     (passed,) = results["sign-up.spec.ts"]
     assert passed["status"] == "passed", f"{passed}\n{done.stdout}{done.stderr}"
     assert passed["attachments"] == []
+    (vain,) = results["vain.spec.ts"]
+    assert vain["status"] == "failed", "and not ended by Playwright, which says no more"
+    waited = re.search(r"waited ([0-9.]+) s for mail with 'Wellcome'", vain["error"]["message"])
+    assert waited is not None, vain["error"]
+    assert 0 < float(waited[1]) <= 1.5
+    assert "; 1 other came:\n" in vain["error"]["message"]
     (failed,) = results["fails.spec.ts"]
     assert failed["status"] == "failed"
     said = "waited 0.1 s for mail with 'Reset' in the subject; 2 others came:"

@@ -104,8 +104,8 @@ def part_of(text: str, safe: str = "") -> str:
 
 def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) -> Flow[InboxHandle]:
     """Make an inbox; `ttl` minutes."""
-    if ttl is not None and not is_finite(ttl):
-        raise RelayError(f"an inbox's ttl is a number of minutes, not {ttl!r}")
+    if ttl is not None and not (is_finite(ttl) and ttl > 0):
+        raise RelayError(f"an inbox's ttl is a number of minutes above 0, not {ttl!r}")
     body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
     body = {name: value for name, value in body.items() if value is not None}
     request = ApiRequest("POST", MAILBOXES, body=body, idempotent=False)

@@ -253,7 +253,11 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     except TypeError as error:
         pytest.fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}", pytrace=False)
     relays = request.config.stash[_RELAYS]
-    made = relays.ask(relay, lambda: relay.inbox(*args, **wanted))
+    try:
+        made = relays.ask(relay, lambda: relay.inbox(*args, **wanted))
+    except RelayError as error:
+        # Without frames: all are of this package and httpx, and none is the test's.
+        pytest.fail(f"@pytest.mark.relay_inbox: {error}" if marker else str(error), pytrace=False)
     request.node.stash[_INBOX] = made
     yield made
     if keeps:
