@@ -27,7 +27,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
 from relay.futures import Future
 from relay.ids import new_id
-from relay.mailboxes.accept import Lookups, full_among
+from relay.mailboxes.accept import Lookups, NobodyThere, full_among, live_among
 from relay.mailboxes.capture import Capture, said_of
 from relay.outbound.returned import Waiting, keep, waiting
 from relay.returns.paths import ReturnPaths
@@ -287,11 +287,15 @@ def accepting_server(
 
 
 class Acceptor:
-    """Stores mail that comes by HTTP: all of it, or what an exception says."""
+    """Stores mail that comes by HTTP: all of it, or what an exception says.
 
-    def __init__(self, writer: Mailbox[Accept], pool: Pool) -> None:
+    `capture`: what mail to others' domains is kept by, as SMTP's; None: it is not.
+    """
+
+    def __init__(self, writer: Mailbox[Accept], pool: Pool, capture: Capture | None = None) -> None:
         self._writer = writer
         self._pool = pool
+        self._capture = capture
 
     async def accept(
         self, reverse_path: str, recipients: Sequence[tuple[UUID, str]], raw: bytes
@@ -311,5 +315,30 @@ class Acceptor:
             raise DatabaseUnavailable(accepted.error)
         if full or accepted.full:
             # Sent again, it is not stored again where it is now.
+            raise OverQuota("a mailbox is full")
+        return accepted.stored
+
+    async def keep(
+        self, reverse_path: str, recipients: Mapping[str, str], raw: bytes
+    ) -> Mapping[str, UUID]:
+        """Store a mail as if it had come by SMTP: for all of these, or for nobody.
+
+        `recipients`: as they were given, by canonical address.  Raises `NobodyThere` for those who
+        have no mailbox here and are not captured for, `OverQuota` where one is full,
+        `DatabaseUnavailable` when nothing is known to be stored.
+        """
+        captured = () if self._capture is None else self._capture.among(recipients)
+        live = await live_among(self._pool, recipients)
+        if unknown := [one for one in recipients if one not in live and one not in captured]:
+            raise NobodyThere(unknown)
+        if any(live.values()):
+            raise OverQuota("a mailbox is full")
+        named = tuple((new_id(), address) for address in recipients)
+        said = said_of(captured, recipients)
+        message = Accept(reverse_path, named, raw, admitted=True, captured=captured, said=said)
+        accepted = await hand_over(self._writer, message)
+        if accepted.error is not None:
+            raise DatabaseUnavailable(accepted.error)
+        if accepted.full:
             raise OverQuota("a mailbox is full")
         return accepted.stored

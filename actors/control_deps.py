@@ -38,6 +38,7 @@ from relay.lifecycle.consumption import Consumption
 from relay.lifecycle.report import report
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
+from relay.mailboxes.capture import Capture
 from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.misaddressed import Misaddressed
@@ -45,7 +46,7 @@ from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.mailboxes.summaries import unparsed
 from relay.mailboxes.verdicts import Judge
-from relay.net import gethostname, own_address
+from relay.net import gethostname
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.dkim_keys import DkimKeys
 from relay.outbound.gates import Gates, Standing
@@ -59,7 +60,7 @@ from relay.outbound.suppressions import Suppressions
 from relay.outbound.unsubscribing import Unsubscribing
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
-from relay.settings import Settings, captures, explain
+from relay.settings import Settings, explain
 from relay.smtp.chaos import Chaos
 from relay.smtp.refused import RefusedRecipients
 from relay.webhooks.post import Poster
@@ -95,6 +96,7 @@ def control_deps(
     notified: Notified | None = None,
     unsubscribing: Unsubscribing | None = None,
     posting: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    capture: Capture | None = None,
 ) -> MakeDeps:
     """Return what makes the `Deps` of each start of the control actor.
 
@@ -107,10 +109,11 @@ def control_deps(
     delivery; `resolver`: gives what asks the DNS, `links` the web about links of messages;
     `upstream`: the relay's own, without credentials; `notified`: takes what upstreams report of
     mail; `unsubscribing`: the links of bulk mail, None: none is made, and all are read; `posting`:
-    whom HTTPS trusts.
+    whom HTTPS trusts; `capture`: what mail to others' domains is kept by.
     """
     pool, keyring = resources.pool, resources.keyring
     buckets = _buckets(settings)
+    acceptor = Acceptor(writer, pool, capture)
     unsubscribing = unsubscribing or Unsubscribing("", lambda: keyring.signing)
     senders = Senders(pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams)
     judge = Judge(resolver, receiver=store.domains[0])
@@ -138,7 +141,8 @@ def control_deps(
                 node=f"{gethostname()}:{resources.data_dir}",
             ),
             hub=resources.hub,
-            accept=Acceptor(writer, pool).accept,
+            accept=acceptor.accept,
+            keep=acceptor.keep,
             extract_attachment=serving.extract_attachment,
             examine=serving.examine,
             judge=judge.judge,
@@ -206,9 +210,7 @@ def control_deps(
                 pop3_tls=_reached(resources.pop3_tls_sockets),
                 starttls=resources.certificate is not None,
             ),
-            captures=captures(
-                settings.smtp, (own_address(sock)[0] for sock in resources.smtp_sockets)
-            ),
+            captures=capture is not None,
             max_message_bytes=settings.smtp.max_message_bytes,
             links=links,
             fetch=fetch,

@@ -892,6 +892,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 notified=Notified(returned, Suppressions(pool), tokens, return_paths),
                 unsubscribing=unsubscribing,
                 posting=posting,
+                capture=capture,
             ),
             connections=connections["http"],
         ),

@@ -11,7 +11,7 @@ Which clients ignore which HTML and CSS is told by `support.json`, from the data
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -35,6 +35,15 @@ class Finding(NamedTuple):
     text: str
 
 
+class Ignored(NamedTuple):
+    """A feature of HTML or CSS that is in a message, and the clients that ignore it."""
+
+    slug: str
+    """Of its page at caniemail.com."""
+    title: str
+    clients: Sequence[str]
+
+
 class Score(NamedTuple):
     """From 0 (nobody would take it) to 10 (nothing to mend), and what each point was taken for."""
 
@@ -42,8 +51,16 @@ class Score(NamedTuple):
     reasons: tuple[str, ...]
 
 
-def find(headers: Iterable[tuple[str, str]], text: str | None, html: str | None) -> list[Finding]:
-    """Look at a message: its header fields, its text and its HTML (None: it has none)."""
+def find(
+    headers: Iterable[tuple[str, str]],
+    text: str | None,
+    html: str | None,
+    markup: Markup | None = None,
+) -> list[Finding]:
+    """Look at a message: its header fields, its text and its HTML (None: it has none).
+
+    `markup`: what that HTML is made of, if it was read already.
+    """
     fields = {name.lower(): value for name, value in headers}
     found = [*_required(fields), *_unsubscribing(fields)]
     if html is None:
@@ -55,8 +72,15 @@ def find(headers: Iterable[tuple[str, str]], text: str | None, html: str | None)
     if size > GMAIL_CLIPS:
         said = f"The HTML has {size // 1024} kB: Gmail hides what is beyond 102 kB behind a link."
         found.append(Finding("clipped-by-gmail", "error", said))
-    markup = read(html)
-    return found + _images(markup) + _support(markup)
+    markup = markup or read(html)
+    return (
+        found
+        + _images(markup)
+        + [
+            Finding(f"support-{slug}", "note", f"{title}: ignored by {', '.join(who)}.")
+            for slug, title, who in ignored(markup)
+        ]
+    )
 
 
 def _required(headers: Mapping[str, str]) -> Iterator[Finding]:
@@ -100,14 +124,24 @@ def _data() -> tuple[list[str], dict[str, tuple[str, str, list[int]]]]:
     return data["clients"], data["features"]
 
 
-def _support(markup: Markup) -> list[Finding]:
-    clients, features = _data()
-    found: dict[str, Finding] = {}
+def ignored(markup: Markup) -> list[Ignored]:
+    """Return what of it clients ignore, `MAX_SUPPORT` at most."""
+    known, features = _data()
+    found: dict[str, Ignored] = {}
     for mark in sorted(markup.marks & features.keys()):
         slug, title, ignored_by = features[mark]
-        who = ", ".join(clients[number] for number in ignored_by)
-        found[slug] = Finding(f"support-{slug}", "note", f"{title}: ignored by {who}.")
+        found[slug] = Ignored(slug, title, [known[number] for number in ignored_by])
     return list(found.values())[:MAX_SUPPORT]
+
+
+def clients() -> Sequence[str]:
+    """Return the clients that are known."""
+    return _data()[0]
+
+
+def features() -> int:
+    """Return how many features are looked for."""
+    return len({slug for slug, _, _ in _data()[1].values()})
 
 
 # ----------------------------------------------------------------------------- score

@@ -182,6 +182,11 @@ Accept = Callable[[str, Sequence[tuple[UUID, str]], bytes], Awaitable[Mapping[st
 address; an address that is missing is unknown or expired.  `DatabaseUnavailable` when nothing
 is known to be stored."""
 
+Keep = Callable[[str, Mapping[str, str], bytes], Awaitable[Mapping[str, UUID]]]
+"""Store a mail for all recipients as if it had come by SMTP: (reverse-path, as they were given by
+canonical address, raw) to ids by address.  Raises `NobodyThere`, `OverQuota`,
+`DatabaseUnavailable`, and nobody has it."""
+
 ExtractAttachment = Callable[[bytes, int], Awaitable[tuple[str, str, bytes] | None]]
 """File name, content type and bytes of the attachment of that index in a raw message, or None;
 parsed where hostile mail hurts nobody.  Raises `TemporaryFailure`."""
@@ -250,6 +255,7 @@ class Deps:
     sessions: PageSessions
     hub: Hub
     accept: Accept
+    keep: Keep
     extract_attachment: ExtractAttachment
     examine: Examine
     judge: Judge

@@ -17,6 +17,7 @@ from typing import TypeVar
 import trio
 
 from relay.errors import DatabaseUnavailable
+from relay.http.checking import Checking
 from relay.http.deps import Deps
 from relay.http.downloads import Downloads
 from relay.http.heavy_calls import HeavyCalls
@@ -46,6 +47,8 @@ class Api:
         """How many wait for mail at once, by all calls that do."""
         self.heavy_calls = HeavyCalls(deps.trusted_proxies)
         """How many search at once, by all calls that do."""
+        self.checking = Checking(deps)
+        """How many messages are checked at once, by all calls that do."""
         self.downloads = Downloads(deps.limits.download_bytes)
         """What messages are on their way to clients, by all calls that give one whole."""
 

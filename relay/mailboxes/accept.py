@@ -56,7 +56,7 @@ from relay.accepted import Origin, Why
 from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uuids
 from relay.db.connection import Statement
 from relay.db.pool import Pool
-from relay.errors import DatabaseUnavailable, OverQuota, RelayError
+from relay.errors import DatabaseUnavailable, OverQuota, PermanentFailure, RelayError
 from relay.futures import Future
 from relay.gathering import PATIENCE, Gathering
 from relay.log import get_logger
@@ -284,7 +284,21 @@ async def _found(pool: Pool, addresses: Iterable[str]) -> dict[bytes, bool | Non
 
 async def full_among(pool: Pool, addresses: Iterable[str]) -> set[str]:
     """Return which of these live mailboxes hold as much as their plan allows."""
-    return {address.decode() for address, full in (await _found(pool, addresses)).items() if full}
+    return {address for address, full in (await live_among(pool, addresses)).items() if full}
+
+
+async def live_among(pool: Pool, addresses: Iterable[str]) -> dict[str, bool]:
+    """Return the live mailboxes among these, each with whether it is full."""
+    found = await _found(pool, addresses)
+    return {address.decode(): full for address, full in found.items() if full is not None}
+
+
+class NobodyThere(PermanentFailure):
+    """These addresses have no live mailbox."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        super().__init__("there is no such mailbox")
+        self.addresses = tuple(addresses)
 
 
 class Room(NamedTuple):

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from relay.checks import evidence as evidence_of
 from relay.checks.evidence import Evidence
-from relay.checks.findings import Finding, find
+from relay.checks.findings import Finding, Ignored, find, ignored
+from relay.checks.markup import read
 from relay.mailboxes.summary import summarise
 
 
@@ -27,20 +28,26 @@ class Examined(NamedTuple):
     findings: tuple[Finding, ...]
     links: tuple[str, ...]
     """As its summary has them."""
+    ignored: tuple[Ignored, ...] = ()
+    """What clients ignore of its HTML."""
+    names: int | None = None
+    """How many different things its HTML is made of; None: it has none."""
 
     def as_json(self) -> bytes:
         """Write it as a JSON object, for another process."""
-        rest = json.dumps([self.findings, self.links])
+        rest = json.dumps([self.findings, self.links, self.ignored, self.names])
         return b"[%b, %b]" % (self.evidence.as_json(), rest.encode())
 
     @classmethod
     def from_json(cls, text: bytes) -> Examined:
         """Read what `as_json` wrote."""
-        evidence, (findings, links) = json.loads(text)
+        evidence, (findings, links, features, names) = json.loads(text)
         return cls(
             Evidence.from_object(evidence),
             tuple(Finding(*finding) for finding in findings),
             tuple(links),
+            tuple(Ignored(*feature) for feature in features),
+            names,
         )
 
 
@@ -48,8 +55,11 @@ def examine(raw: bytes) -> Examined:
     """Read a message."""
     summary = summarise(raw)
     headers = [(name, value) for name, value in summary.headers]
+    markup = None if summary.body_html is None else read(summary.body_html)
     return Examined(
         evidence_of.examine(raw),
-        tuple(find(headers, summary.body_text, summary.body_html)),
+        tuple(find(headers, summary.body_text, summary.body_html, markup)),
         tuple(summary.links),
+        () if markup is None else tuple(ignored(markup)),
+        None if markup is None else len(markup.marks),
     )

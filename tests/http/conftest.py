@@ -35,6 +35,7 @@ from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
 from relay.keyring import Keyring
 from relay.log import LogRing
+from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
 from relay.outbound.dkim_keys import DkimKeys
@@ -190,6 +191,7 @@ async def open_house(
     devices: DeviceInbox | None = None,
     wake_outbound: WakeOutbound | None = None,
     dns: Server = NO_DNS,
+    capture: Capture | None = None,
     **changes: Any,
 ) -> AsyncIterator[House]:
     """Run a control plane for the block, as the tree makes it; `changes` are of its `Deps`."""
@@ -251,6 +253,7 @@ async def open_house(
         traffic=Traffic(),
         signer=Signer(dkim_keys, keyring.vault),
         history=history,
+        capture=capture,
     )
 
     def make_deps(serving: Serving) -> Deps:
@@ -264,7 +267,11 @@ async def open_house(
                 "listener",
                 functools.partial(listener.run, dsn=database_url, hub=hub, routes={}),
             ),
-            ChildSpec("writer", functools.partial(writer.run, pool=pool), mailbox=messages),
+            ChildSpec(
+                "writer",
+                functools.partial(writer.run, pool=pool, capture=capture),
+                mailbox=messages,
+            ),
             ChildSpec(
                 "control",
                 functools.partial(

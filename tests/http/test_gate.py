@@ -57,6 +57,7 @@ def inert(house: House) -> Deps:
         sessions=PageSessions(house.pool, house.keys, admin_token_hash=bytes(32)),
         hub=house.hub,
         accept=None,  # type: ignore[arg-type]  # nothing is called
+        keep=None,  # type: ignore[arg-type]
         extract_attachment=None,  # type: ignore[arg-type]
         examine=None,  # type: ignore[arg-type]
         judge=None,  # type: ignore[arg-type]

@@ -44,6 +44,7 @@ def compat(
     body: bool = False,
     stores: bool = False,
     access: Access = Access.SCOPE,
+    max_body: int = 512 * 1024,
 ) -> Operation:
     """Return the declaration of a call that stands in for another program's."""
     return Operation(
@@ -55,7 +56,7 @@ def compat(
         scope=scope,
         query=query,
         raw_body="application/json" if body else None,
-        max_body=512 * 1024,
+        max_body=max_body,
         stores=stores,
         compat=True,
     )

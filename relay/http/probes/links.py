@@ -11,6 +11,7 @@ Never fails for what links hold or servers do: that is what it finds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import trio
 
@@ -30,6 +31,17 @@ def unasked(missing: int, wanted: int) -> Finding:
     return Finding("more-links", "note", said)
 
 
+class Asked(NamedTuple):
+    """What came of a link."""
+
+    link: str
+    status: int | None
+    """None: nobody answered, or nobody asked."""
+    said: str
+    """Why not."""
+    finding: Finding | None
+
+
 class Links:
     """Asks; `poster` connects, and bounds how long one link may take."""
 
@@ -43,10 +55,19 @@ class Links:
 
     async def look_at(self, links: Sequence[str]) -> list[Finding]:
         """Return what is wrong with links, in their order."""
+        asked, left_out = await self.ask(links)
+        findings = [one.finding for one in asked if one.finding is not None]
+        if left_out:
+            findings.append(unasked(len(left_out), len(asked) + len(left_out)))
+        return findings
+
+    async def ask(self, links: Sequence[str]) -> tuple[list[Asked], list[str]]:
+        """Return what came of links, in their order, and which were left out: there are too many,
+        or too slow."""
         # What stands behind # is the reader's own business.
         wanted = list(dict.fromkeys(link.partition("#")[0] for link in links))
         asked = wanted[: self._most]
-        found: dict[str, Finding | None] = {}
+        found: dict[str, Asked] = {}
         places = trio.CapacityLimiter(self._at_once)
 
         async def look(link: str) -> None:
@@ -57,19 +78,23 @@ class Links:
             async with trio.open_nursery() as nursery:
                 for link in asked:
                     nursery.start_soon(look, link)
-        findings = [finding for link in asked if (finding := found.get(link)) is not None]
-        if missing := len(wanted) - len(found):
-            findings.append(unasked(missing, len(wanted)))
-        return findings
+        return (
+            [found[link] for link in asked if link in found],
+            [link for link in wanted if link not in found],
+        )
 
-    async def _look(self, link: str) -> Finding | None:
+    async def _look(self, link: str) -> Asked:
         try:
             status = await self._poster.head(link, _HEADERS)
         except NotPosted as error:
             if isinstance(error, Refused) or isinstance(error.__cause__, NotPublic):
                 said = f"The link {quoted(link)} was not asked: {error}."
-                return Finding("link-not-asked", "warning", said)
-            return Finding("dead-link", "error", f"The link {quoted(link)} is dead: {error}.")
+                finding = Finding("link-not-asked", "warning", said)
+            else:
+                said = f"The link {quoted(link)} is dead: {error}."
+                finding = Finding("dead-link", "error", said)
+            return Asked(link, None, str(error), finding)
         if status < 400 or status in _THERE:
-            return None
-        return Finding("dead-link", "error", f"The link {quoted(link)} answers {status}.")
+            return Asked(link, status, "", None)
+        finding = Finding("dead-link", "error", f"The link {quoted(link)} answers {status}.")
+        return Asked(link, status, "", finding)

@@ -2,7 +2,7 @@
 
 Promises
   * A message is read where hostile mail hurts nobody (`Deps.examine`), within a memory budget, and
-    the DNS is asked within a deadline; a few at a time, shared by owners.
+    the DNS is asked within a deadline; a few at a time, shared by owners (`relay.http.checking`).
   * Nothing is stored and nothing is refused because of it; each call asks anew.
 
 Fails with 503 for a message that cannot be read within the parser's limits.
@@ -16,19 +16,11 @@ from pydantic import Field
 from quart import Response, request
 
 from relay.checks.findings import Severity, score
-from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.deps import Examine
-from relay.http.downloads import Downloads
-from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
-from relay.http.problems import message_not_found, unavailable
+from relay.http.problems import message_not_found
 from relay.http.resources.messages import BASE, GONE
 from relay.http.routing import Api
-from relay.mailboxes.examination import Examined
-
-_CHECKS, _CHECKS_OF_ONE, _WAITING = 16, 4, 16
-_PATIENCE = 15.0  # s until a check begins; those before it may ask a DNS that does not answer
 
 
 class Check(View):
@@ -75,8 +67,6 @@ class ChecksQuery(Query):
 def register(api: Api) -> None:
     """Declare the call."""
     deps = api.deps
-    turns = FairLimiter(_CHECKS, _CHECKS_OF_ONE, kept=1, waiting=_WAITING)
-    memory = Downloads(deps.limits.download_bytes // 4)
 
     @api.add(
         "GET",
@@ -103,23 +93,13 @@ def register(api: Api) -> None:
         arrived = await deps.messages.arrived(mailbox_id, message_id)
         if arrived is None:
             raise message_not_found()
-        try:
-            async with turns.turn(owner, _PATIENCE):
-                held = memory.hold(owner, arrived.size)
-                try:
-                    raw = await deps.messages.raw(mailbox_id, message_id)
-                    if raw is None:
-                        raise message_not_found()
-                    examined = await _examined(deps.examine, raw)
-                    del raw
-                finally:
-                    held.release()
-                verdict = await deps.judge(examined.evidence, arrived)
-                findings = list(examined.findings)
-                if wanted.links and deps.links is not None:
-                    findings += await deps.links.look_at(examined.links)
-        except Crowded:
-            raise unavailable("Too many messages are being checked; try again.") from None
+        async with api.checking.examined(owner, mailbox_id, message_id, arrived.size) as examined:
+            if examined is None:
+                raise message_not_found()
+            verdict = await deps.judge(examined.evidence, arrived)
+            findings = list(examined.findings)
+            if wanted.links and deps.links is not None:
+                findings += await deps.links.look_at(examined.links)
         results = {name: said["result"] for name, said in verdict.as_dict().items()}
         scored = score(findings, results)
         return json_response(
@@ -130,10 +110,3 @@ def register(api: Api) -> None:
                 "findings": [finding._asdict() for finding in findings],
             }
         )
-
-
-async def _examined(examine: Examine, raw: bytes) -> Examined:
-    try:
-        return await examine(raw)
-    except TemporaryFailure as error:
-        raise unavailable(f"The message could not be examined: {error}.") from error

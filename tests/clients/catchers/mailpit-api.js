@@ -125,17 +125,46 @@ async function main() {
   await call("getChaosTriggers()", async () => {
     assert.equal((await mailpit.getChaosTriggers()).Recipient.Probability, 0);
   });
-  await call("htmlCheck()", () => mailpit.htmlCheck(id));
-  await call("linkCheck()", () => mailpit.linkCheck(id, true));
+  await call("htmlCheck()", async () => {
+    const found = await mailpit.htmlCheck(id);
+    assert.deepEqual([found.Warnings, found.Total.Supported], [[], 100]);
+  });
+  await call("linkCheck()", async () => {
+    const found = await mailpit.linkCheck(id, true);
+    assert.deepEqual(found.Links.map((one) => one.URL), ["https://shop.example/reset?t=1"]);
+    assert.equal(found.Errors, 1); // no such domain
+  });
   await call("spamAssassinCheck()", () => mailpit.spamAssassinCheck(id));
   await call("getAttachmentThumbnail()", () => mailpit.getAttachmentThumbnail(id, part.PartID));
   await call("releaseMessage()", async () => {
     assert.equal(await mailpit.releaseMessage(id, { To: ["me@released.example"] }), "ok");
     await assert.rejects(mailpit.releaseMessage(id, { To: [to] }), /403 .*RELEASE_TO/);
   });
-  await call("sendMessage()", () =>
-    mailpit.sendMessage({ From: { Email: "a@b.example" }, To: [{ Email: to }], Text: "x" }),
-  );
+  await call("sendMessage()", async () => {
+    const sent = await mailpit.sendMessage({
+      From: { Email: "user@example.com", Name: "First LastName" },
+      To: [{ Email: "rec@example.com", Name: "Recipient Name" }, { Email: to }],
+      Bcc: ["secret@example.com"],
+      Subject: "Test Email",
+      Text: "Your code is 314159.",
+      HTML: '<h1 style="display:flex">Hi</h1><a href="http://127.0.0.1:9/x">x</a>',
+      Attachments: [{ Content: Buffer.from("a,b").toString("base64"), Filename: "a.csv" }],
+      Headers: { "X-Order": "7" },
+      Tags: ["Sent"],
+    });
+    const message = await mailpit.getMessageSummary(sent.ID);
+    assert.deepEqual(message.From, { Name: "First LastName", Address: "user@example.com" });
+    assert.deepEqual(message.To.map((one) => one.Address), ["rec@example.com", to]);
+    assert.deepEqual(message.Bcc.map((one) => one.Address), ["secret@example.com"]);
+    assert.match(message.Text, /314159/);
+    assert.deepEqual([message.Subject, message.Tags], ["Test Email", ["Sent"]]);
+    assert.deepEqual(message.Attachments.map((one) => one.ContentType), ["text/csv"]);
+    assert.deepEqual((await mailpit.getMessageHeaders(sent.ID))["X-Order"], ["7"]);
+    assert.equal((await mailpit.listMessages()).messages[0].ID, sent.ID);
+    const [warning] = (await mailpit.htmlCheck(sent.ID)).Warnings;
+    assert.equal(warning?.Slug, "css-display-flex");
+    await mailpit.deleteMessages({ IDs: [sent.ID] });
+  });
   await call("deleteMessagesBySearch()", async () => {
     assert.equal(await mailpit.deleteMessagesBySearch({ query: "subject:nothing" }), "ok");
     assert.equal((await mailpit.listMessages()).total, 1);

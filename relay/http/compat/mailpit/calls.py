@@ -7,8 +7,8 @@ Promises
   * A body that cannot be read changes nothing.  (Mailpit deletes everything then.)  Nor does a
     search that looks for nothing.
 
-Fails with 400 and a sentence for what Mailpit does and this relay does not: SpamAssassin, tables of
-what mail clients support, thumbnails, sending by this way, the stream of events.
+Fails with 400 and a sentence for what Mailpit does and this relay does not: SpamAssassin,
+thumbnails, the stream of events.
 """
 
 from __future__ import annotations
@@ -20,22 +20,13 @@ from quart import Response
 from relay.http.compat.answers import text
 from relay.http.compat.callers_mail import CallersMail
 from relay.http.compat.declarations import NO_EVENTS, compat, not_there
-from relay.http.compat.mailpit import chaos, lists, messages, statistics, tags
+from relay.http.compat.mailpit import chaos, checks, lists, messages, sending, statistics, tags
 from relay.http.compat.mailpit.shared import API, OK, ROOT, OfSearch
 from relay.http.operations import Access, Call
 from relay.http.routing import Api
 
-_SEND = "Mail is not sent here: it comes by SMTP, and leaves by POST /api/v1/messages/send."
-_CHECKS = (
-    "There is no such check here: GET …/messages/{id}/checks of the relay's own API has others."
-)
+_SPAM = "There is no SpamAssassin here: GET …/messages/{id}/checks of the relay's own API scores."
 _THUMB = "There are no thumbnails here: fetch the part itself."
-
-
-class FollowQuery(OfSearch):
-    """Whether redirects of links are to be followed."""
-
-    follow: str = ""
 
 
 def register(api: Api) -> None:
@@ -43,17 +34,16 @@ def register(api: Api) -> None:
     callers = CallersMail(api)
     lists.register(callers)
     messages.register(callers)
+    checks.register(callers)
+    sending.register(callers)
     tags.register(callers)
     statistics.register(callers)
     chaos.register(api)
 
     refused = partial(not_there, api)
     message = f"{API}/message/<message_id>"
-    refused("GET", f"{message}/html-check", "mailpitHtmlCheck", "read", _CHECKS, OfSearch)
-    refused("GET", f"{message}/link-check", "mailpitLinkCheck", "read", _CHECKS, FollowQuery)
-    refused("GET", f"{message}/sa-check", "mailpitSpamCheck", "read", _CHECKS, OfSearch)
+    refused("GET", f"{message}/sa-check", "mailpitSpamCheck", "read", _SPAM, OfSearch)
     refused("GET", f"{message}/part/<index>/thumb", "mailpitThumb", "read", _THUMB, OfSearch)
-    refused("POST", f"{API}/send", "mailpitSend", "send", _SEND)
     refused("GET", f"{ROOT}/api/events", "mailpitEvents", "read", NO_EVENTS)
 
     def alive(rule: str, name: str) -> None:

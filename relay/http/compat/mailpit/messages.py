@@ -15,7 +15,7 @@ from relay.http.compat.bodies import members_of, texts_of
 from relay.http.compat.callers_mail import CallersMail, no_such_message
 from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit import shapes
-from relay.http.compat.mailpit.shared import API, OK, ROOT, OfSearch, criteria_of
+from relay.http.compat.mailpit.shared import API, OK, ROOT, OfSearch, named
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.operations import Call, json_response
 from relay.http.problems import from_status
@@ -30,7 +30,7 @@ from relay.http.resources.previews import (
 from relay.http.resources.release import LONGEST, MOST_RECIPIENTS, Releasing
 from relay.mailboxes.changes import Change
 from relay.mailboxes.effort import is_too_deep
-from relay.mailboxes.mails import EVERYTHING, Mail
+from relay.mailboxes.mails import Mail
 from relay.mailboxes.records import ReceivedMessage
 
 T = TypeVar("T")
@@ -63,17 +63,7 @@ def register(callers: CallersMail) -> None:
         long."""
         return await callers.apart(call, make) if mail.length > _LONG else make()
 
-    async def one(call: Call, mail_id: str) -> Mail:
-        """The mail that a path names: by its id, or the latest, of a search too."""
-        if mail_id != "latest":
-            return await callers.find(call, mail_id)
-        query: OfSearch = call.query
-        criteria = criteria_of(query) if query.query.strip() else EVERYTHING
-        found = await callers.search(call, criteria, 0, 1)
-        if not found.mails:
-            raise no_such_message()
-        # Whole: of a search a mail has what lists show.
-        return await callers.find(call, str(found.mails[0].id))
+    one = partial(named, callers)
 
     async def whole(call: Call, mail_id: str) -> tuple[Mail, ReceivedMessage]:
         mail = await one(call, mail_id)

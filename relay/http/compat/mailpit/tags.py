@@ -33,7 +33,7 @@ def register(callers: CallersMail) -> None:
     async def tag(call: Call) -> Response:
         members = await members_of(tagging)
         ids, reach = texts_of(members, "IDs"), reach_of(call)
-        change = Change(tags=[_tag(each) for each in texts_of(members, "Tags") if _tag(each)])
+        change = Change(tags=[tag_of(each) for each in texts_of(members, "Tags") if tag_of(each)])
         await callers.change(call, lambda: mails.change(reach, ids, change))
         return text(OK)
 
@@ -42,9 +42,9 @@ def register(callers: CallersMail) -> None:
     @api.add("PUT", f"{API}/tags/<name>", renaming)
     async def rename(call: Call, name: str) -> Response:
         wanted = (await members_of(renaming)).get("name")
-        if not isinstance(wanted, str) or not _tag(wanted):
+        if not isinstance(wanted, str) or not tag_of(wanted):
             raise bad("Name: a text is wanted.")
-        return await retagged(call, name, Change(remove=[storable(name)], add=[_tag(wanted)]))
+        return await retagged(call, name, Change(remove=[storable(name)], add=[tag_of(wanted)]))
 
     @api.add("DELETE", f"{API}/tags/<name>", compat("mailpitDeleteTag", "read"))
     async def remove(call: Call, name: str) -> Response:
@@ -57,6 +57,6 @@ def register(callers: CallersMail) -> None:
         return text(OK)
 
 
-def _tag(given: str) -> str:
+def tag_of(given: str) -> str:
     """A tag as it can be kept: Mailpit's letters, others are blanks."""
     return " ".join(re.sub(r"[^\w \-.@]", " ", given).split())[:100]
