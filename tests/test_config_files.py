@@ -178,7 +178,8 @@ def test_kubernetes_runs_the_image_as_its_user() -> None:
 
 def test_a_relay_starts_with_what_kubernetes_gives_it(tmp_path: Path) -> None:
     """The manifest's settings, the image's, what Kubernetes makes of a Service named relay, and
-    keys: with those of the manifest, which everybody can read, it does not."""
+    keys: with those of the manifest, which everybody can read, it does not.  Here the database is
+    its own, and the places are of this machine."""
     found = manifests()
     (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
     given = {one["name"]: one["value"] for one in container["env"]}
@@ -211,6 +212,15 @@ def test_a_relay_starts_with_what_kubernetes_gives_it(tmp_path: Path) -> None:
         assert parse_endpoint(bind)[1] in ports
     data, volume = given["RELAY_DATA_DIR"], container["volumeMounts"][0]["mountPath"]
     assert Path(data).parent == Path(volume), "a directory of its own below the volume"
+    elsewhere = {"RELAY_DATA_DIR", "RELAY_DATABASE__URL"}
+    taken = {
+        name: value
+        for name, value in environ.items()
+        if name not in elsewhere and not name.endswith("BIND")
+    }
+    with RelayProcess(tmp_path / "relay", env=taken) as relay:
+        host = {"Host": "relay.example"}
+        assert httpx.get(f"{relay.run['http']}/readyz", headers=host).status_code == 200
 
 
 def test_compose_runs_the_image_for_this_machine_alone() -> None:
