@@ -32,6 +32,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     WithJsonSchema,
+    model_validator,
 )
 from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
@@ -77,6 +78,16 @@ class Query(BaseModel):
     """Values of a query string; a name that none has is refused before (`check_names`)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_numbers(cls, values: Any) -> Any:
+        """Take no `1_0`, which is 10 to Python alone."""
+        for name, one in cls.model_fields.items():
+            given = values.get(one.alias or name)
+            if one.annotation in {int, float} and isinstance(given, str) and "_" in given:
+                values = {**values, one.alias or name: ""}
+        return values
 
 
 class View(BaseModel):

@@ -24,12 +24,12 @@ from uuid import UUID
 import trio
 
 from relay.db.pool import Pool
-from relay.errors import Invalid
+from relay.errors import Invalid, TemporaryFailure
 from relay.ids import parse_uuid
 from relay.mailboxes import search
 from relay.mailboxes.changes import TAGS, Change, NotParsed
 from relay.mailboxes.cursors import decode_cursor, encode_cursor
-from relay.mailboxes.matching import Condition, condition
+from relay.mailboxes.matching import Condition, condition, first_texts
 from relay.mailboxes.query import Term
 from relay.mailboxes.records import (
     ENTRY_COLUMNS,
@@ -48,6 +48,7 @@ from relay.mailboxes.visibility import LIVE
 from relay.mailboxes.walks import HIGHEST, LONGEST, SECONDS, next_step
 from relay.times import parse_instant
 
+_OFFSET_SECONDS = 5.0  # for which a search looks on for what an offset skips
 _TAIL_STEP = 256  # messages of the first step through what is in no chunk
 _Place = tuple[datetime, UUID]
 _BESIDE = 2048  # bytes of JSON of a message that are not counted in what was found in it
@@ -314,14 +315,17 @@ class Messages:
                 # Of all, relay.messages_mailbox gives the order.
                 # OFFSET 0: these messages and no others, whatever the statistics say.
                 f"""
-                WITH step AS MATERIALIZED (
+                WITH first AS MATERIALIZED (
                     SELECT id, received_at
                     FROM ({source}) source
                     {"" if at is None else "WHERE (received_at, id) < (%(at)s, %(id)s)"}
                     ORDER BY received_at DESC, id DESC
                     LIMIT %(step)s
+                ), step AS MATERIALIZED (
+                    {first_texts(wanted, "received_at DESC, id DESC")}
                 )
-                SELECT (SELECT count(*) FROM step),
+                SELECT (SELECT count(*) FROM first) < %(step)s
+                       AND (SELECT count(*) FROM first) = (SELECT count(*) FROM step),
                        (SELECT received_at FROM step ORDER BY received_at, id LIMIT 1),
                        (SELECT id FROM step ORDER BY received_at, id LIMIT 1),
                        e.*
@@ -347,10 +351,13 @@ class Messages:
             if not rows:
                 return [], None
             found += [row[3:] for row in rows if row[3] is not None]
-            count, at, place = rows[0][:3]
-            if len(found) == needed or count < step:
+            ended, lowest_at, lowest = rows[0][:3]
+            if len(found) == needed or ended:
                 return found or [_NONE], None
+            at, place = lowest_at, lowest
             now = trio.current_time()
+            if now > until + _OFFSET_SECONDS:
+                raise TemporaryFailure("what the offset skips takes too long to look for")
             if now > until and not offset:
                 return found or [_NONE], (at, place)
             step = next_step(step, now - began, self._longest)
@@ -401,6 +408,8 @@ class Messages:
             )
             found |= {row[0]: row for row in rows}
             now, at = trio.current_time(), chunks[-1].newest_at
+            if now > until + _OFFSET_SECONDS:
+                raise TemporaryFailure("what the offset skips takes too long to look for")
             if now > until and not offset and (values["at"] is None or at < values["at"]):
                 floor = max(floor or (at, HIGHEST), (at, HIGHEST))
             batch = search.next_batch(

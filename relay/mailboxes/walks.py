@@ -8,7 +8,8 @@ by its ids.
 
 Promises
 - What is found is what reading everything would find, highest ids first, as far as the search came.
-- No statement reads more messages than a step or `search.MOST_CHUNKS` chunks have, and no search
+- No statement reads more messages than a step or `search.MOST_CHUNKS` chunks have, nor, of a step,
+  more text than `matching.TEXT_BYTES` and that of one message; and no search
   begins one after `SECONDS`, unless it came nowhere yet: it says where to go on, and whoever asks
   for the next page does.
 - Not bounded so are the look for the next chunks, which asks as many filters as say no (some
@@ -29,7 +30,7 @@ import trio
 from relay.db.pool import Pool
 from relay.db.text import storable
 from relay.mailboxes import common_search, search
-from relay.mailboxes.matching import Condition, condition
+from relay.mailboxes.matching import Condition, condition, first_texts
 from relay.mailboxes.query import Term
 from relay.mailboxes.visibility import LIVE, Reach
 
@@ -146,14 +147,17 @@ class Walk:
             began = trio.current_time()
             row = await self._pool.fetch_row(
                 f"""
-                WITH step AS MATERIALIZED (
+                WITH first AS MATERIALIZED (
                     SELECT id
                     FROM ({source.sql}) source
                     WHERE id < %(below)s
                     ORDER BY id DESC
                     LIMIT %(step)s
+                ), step AS MATERIALIZED (
+                    {first_texts(self._wanted, "id DESC")}
                 )
-                SELECT (SELECT count(*) FROM step),
+                SELECT (SELECT count(*) FROM first) < %(step)s
+                       AND (SELECT count(*) FROM first) = (SELECT count(*) FROM step),
                        (SELECT id FROM step ORDER BY id LIMIT 1),
                        ARRAY(
                            SELECT step.id
@@ -170,11 +174,11 @@ class Walk:
                 },
             )  # fmt: skip
             assert row is not None
-            count, lowest, ids = row
+            ended, lowest, ids = row
             found += ids
             if len(found) == limit:
                 return Stretch(found, found[-1])
-            if count < step:
+            if ended:
                 return Stretch(found, None)
             below = lowest
             # The caller's may be few, or old, among many of others.

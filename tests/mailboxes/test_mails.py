@@ -207,3 +207,6 @@ async def test_each_tag_of_a_message_is_read_once(pool: Pool, store: Store) -> N
     explaining = Explaining(pool)
     await Mails(cast("Pool", explaining), AllMessages(pool)).tags(Reach())
     assert 40_000 < explaining.rows < 10 * 40_000
+    explaining.rows = 0
+    await Mails(cast("Pool", explaining), AllMessages(pool)).tags(Reach(owner_id=MINE))
+    assert explaining.rows < 100  # who has none reads none

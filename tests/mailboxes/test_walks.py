@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from relay.db.pool import Pool
 from relay.ids import new_id
-from relay.mailboxes import common_search, search, walks
+from relay.mailboxes import common_search, matching, search, walks
 from relay.mailboxes.all_messages import AllMessages, CutShort
 from relay.mailboxes.changes import Change
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.query import Term, parse
+from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Reach
 from relay.mailboxes.walks import Walk
 from relay.mailboxes.worker import filter_of
+from tests.mailboxes.mail import deliver
 
 MESSAGES = 600
 EVERYTHING = Reach()
@@ -358,3 +361,31 @@ async def test_a_search_of_one_mailbox_goes_on_where_it_came_to(
         assert counts[0.0] >= counts[60.0]
     assert counts[60.0] == 1
     assert counts[0.0] > 3
+
+
+async def test_a_step_looks_through_so_much_text_at_most(pool: Pool, monkeypatch):
+    """However large the bodies: two of a hundred letters at once, here; what asks for none, all."""
+    monkeypatch.setattr(matching, "TEXT_BYTES", 150)
+    store = Store(pool, ["relay.localhost"])
+    mailbox = (await store.create()).mailbox.id
+    made = [await deliver(pool, mailbox, "order", text="a" * 100) for _ in range(6)]
+    reach, longer = Reach(mailbox_id=mailbox), "b" * 30
+    messages, everything = Messages(pool, seconds=-1), AllMessages(pool, seconds=-1)
+
+    async def pages(read: Any, query: str) -> tuple[int, list[UUID]]:
+        count, found, cursor = 0, [], None
+        while count == 0 or cursor is not None:
+            page = await read(query, cursor)
+            count, cursor = count + 1, page.cursor
+            found += [entry.id for entry, _ in page.items]
+        return count, found
+
+    for read in (
+        lambda query, cursor: messages.page(mailbox, terms=parse(query), cursor=cursor),
+        lambda query, cursor: everything.page(reach, parse(query), cursor=cursor),
+    ):
+        assert await pages(read, longer) == (3, [])
+        count, found = await pages(read, f"-{longer}")
+        assert count > 1
+        assert found == made[::-1]
+        assert await pages(read, f"-subject:{longer}") == (1, made[::-1])

@@ -575,3 +575,12 @@ async def test_an_outage_ends_no_stream_and_a_revocation_after_it_does(
                 assert await house.keys.revoke(key.id)
     await pool.close()
     assert ends == {"wait": 404, "sse": 0, "ws": 1008, "log": 200}
+
+
+@pytest.mark.parametrize("path", ["messages/wait?timeout=1_0", "messages?limit=1_0"])
+async def test_numbers_are_those_of_everybody(house: House, path: str):
+    """What only Python takes for a number is refused."""
+    address, token = await house.mailbox()
+    refused = await house.client.get(f"{BASE}/{address}/{path}", headers=token)
+    assert refused.status_code == 422
+    assert path.split("?")[1].split("=")[0] in refused.text
