@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from relay.db.channels import SUMMARIES
 from relay.http.heavy_calls import AT_ONCE, OF_ONE, SHORT
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
@@ -39,10 +38,6 @@ class Held:
             self._running -= 1
             self.ended += 1
 
-    def let_go(self) -> None:
-        """Hold nothing."""
-        self._let_go.set()
-
     async def at_once(self, asks: Sequence[Callable[[], Awaitable[int]]], wanted: int) -> None:
         """Make these calls: so many of them run at once and no more, and each is answered."""
         self._let_go, self._most = trio.Event(), 0
@@ -64,7 +59,7 @@ class Held:
         """So many run in the end, and so many of them at once and no more."""
         await eventually(lambda: self._running, "they run", until=lambda now: now >= at_once)
         await trio.sleep(0.05)  # for one that would be too many
-        self.let_go()
+        self._let_go.set()
         await eventually(lambda: self.ended, "all have run", until=lambda n: n >= wanted)
         assert self._most == at_once
 
@@ -149,40 +144,3 @@ async def test_looks_of_those_who_wait_take_turns(house: House, monkeypatch, nam
             await house.deliver(address)
         await held.in_turns(6, OF_ONE)
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("url", "look"),
-    [
-        ("messages/wait?timeout=60", "next_match"),
-        ("messages/wait?timeout=60&q=nowhere", "next_match"),
-        ("messages/events", "news"),
-    ],
-)
-async def test_those_who_wait_look_at_nothing_when_others_get_mail(
-    house: House, monkeypatch, url: str, look: str
-):
-    """A key's calls over all of its mailboxes sleep on, however many they are."""
-    mine, other = await house.key("read"), await house.key("read")
-    made = await house.client.post("/api/v1/mailboxes", headers=mine)
-    theirs = await house.client.post("/api/v1/mailboxes", headers=other)
-
-    async def wait() -> None:
-        async with house.client.stream("GET", f"/api/v1/{url}", headers=mine, timeout=60) as answer:
-            async for _ in answer.aiter_bytes():
-                pass
-
-    held = Held(getattr(AllMessages, look))
-    held.let_go()
-    monkeypatch.setattr(AllMessages, look, held)
-    with house.hub.subscribe(SUMMARIES) as heard:
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(wait)
-            await eventually(lambda: held.ended, "all have looked", until=lambda n: n == 3)
-            await house.deliver(theirs.json()["address"])
-            await heard.wait()
-            await house.deliver(made.json()["address"])
-            await eventually(lambda: held.ended, "all look again", until=lambda n: n >= 6)
-            nursery.cancel_scope.cancel()
-    assert held.ended == 6

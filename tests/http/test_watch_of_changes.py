@@ -1,13 +1,20 @@
-"""What a stream hears of changed messages, and how often."""
+"""What wakes whoever waits or follows: whose mail, what is changed of messages, and how often."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import trio
 from trio.testing import MockClock
 
-from relay.db.channels import CHANGES
+from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES, of_owner
 from relay.db.listen import Bell, Hub
-from relay.http.waiters import Watch
+from relay.http.waiters import Watch, watching
+from relay.ids import new_id
+from relay.mailboxes.visibility import Reach
 
 
 async def test_that_any_message_may_be_changed_wakes_once_a_second(
@@ -42,3 +49,27 @@ async def test_that_any_message_may_be_changed_wakes_once_a_second(
         assert await watch.wait(2)
         assert watch.taken() == {"box:message"}
         assert trio.current_time() == began
+
+
+@pytest.mark.parametrize("edits", [False, True])
+async def test_others_mail_wakes_nobody_who_waits_for_their_own(
+    autojump_clock: MockClock, edits: bool
+) -> None:
+    """Neither does what becomes of mailboxes those who wait for all of an owner's."""
+    mine, others, mailbox, another = (new_id() for _ in range(4))
+    hub, admission = Hub(), SimpleNamespace(watched=lambda _: nullcontext())
+    their: Any = admission
+    own, one, all_of_it = Reach(owner_id=mine), Reach(mailbox_id=mailbox), Reach()
+    for reach, channel, keys, wakes in (
+        (own, SUMMARIES, {str(another), of_owner(others)}, False),
+        (own, SUMMARIES, {str(mailbox), of_owner(mine), of_owner(others)}, True),
+        (own, SUMMARIES, {str(another)}, True),  # of a relay that names no owners
+        (own, MAILBOXES, {str(mailbox)}, False),
+        (one, SUMMARIES, {str(another), of_owner(mine)}, False),
+        (one, SUMMARIES, {str(mailbox), of_owner(mine)}, True),
+        (one, MAILBOXES, {str(mailbox)}, True),
+        (all_of_it, SUMMARIES, {str(another), of_owner(others)}, True),
+    ):
+        with watching(hub, reach, their, edits=edits) as watch:
+            hub.publish(channel, keys)
+            assert await watch.wait(1) is wakes
