@@ -67,9 +67,10 @@ Promises, each with the name of what keeps it
   line 32.
 - Slow ones (`_room_for_slow`, `_kept_from_slow`): half of those that may stand aside may be
   deliveries to slow lines.  Where there are so many, or owners have to leave room to each other,
-  slow lines have half of the places, for lower mail, and an owner who has half of those does not
-  get the last ones, of 16 two.  So however many sites take their time, half of the places are for
-  those that do not; and a slow line has no fewer connections for that.
+  slow lines have half of the places, high mail three quarters, and an owner who has half of the
+  former does not get the last ones, of 16 two.  So however many sites take their time, half of the
+  places are for those that do not, a quarter whatever priority it has; and a slow line has no fewer
+  connections for that.
 - One at first (`most_silent`): a silent line has its first width only while fewer stand aside than
   there are places, and a single connection else; nothing widens it before one was opened.
 - Known (`_risks_a_place`): with so many aside, a silent line that had answered when it was met last
@@ -673,11 +674,14 @@ class Dispatch(Generic[J, W]):
         bound = self._bound(line.key, now)
         return min(width, self.full if bound is None else bound)
 
-    @property
-    def room_to_wait(self) -> int:
-        """How many more jobs may wait in slow lines: in all, half as many as there are places."""
+    def room_to_wait(self, priority: int = len(PRIORITIES)) -> int:
+        """How many more jobs may wait in slow lines: in all, half as many as there are places, and
+        half as many more where they are high."""
         waits = sum(line.waits for line in self._round if line.is_slow)
-        return max(self._slow - waits, 0)
+        return max(self._most_slow(priority) - waits, 0)
+
+    def _most_slow(self, priority: int) -> int:
+        return self._slow if priority != _HIGH else self._slow + _half_of(self._slow)
 
     def has_no_room(self, line: Line[J, W], job: J) -> bool:
         """Whether a job of a silent line that has no connection cannot begin: no more of them may
@@ -1022,10 +1026,11 @@ class Dispatch(Generic[J, W]):
             if not line._waiting[priority]:
                 continue
             barred = self._barred(line, full, now, priority, aside)
-            if slow and priority != _HIGH:
-                if self.slow >= self._slow:
+            if slow:
+                if self.slow >= self._most_slow(priority):
                     continue
-                barred |= self._kept_from_slow()
+                if priority != _HIGH:
+                    barred |= self._kept_from_slow()
             if barred and line._wait_for.keys() <= barred:
                 continue
             if aside:

@@ -20,7 +20,7 @@ Promises
 - Of a site that has not answered yet, or not lately, no more is claimed than it has connections;
   where all of those hang, what waits for it is given back, until it answers.
 - Of a site that is slow, no more is claimed than its connections take soon; and for all of these
-  together no more than half as much waits as there are places.
+  together no more than half as much waits as there are places; with high mail, three quarters.
 - Where a site, or the DNS about a domain, has not answered for a day (of 60 s units) and fails once
   more, that is said of the lane of the message that failed: what is too old of it is given up
   (`Queue.give_up`), for nobody could be asked about each.  Not where mail leaves by sources: to
@@ -185,11 +185,12 @@ class Gatekeeper:
     def _lets_wait_for_slow(self, line: Line[Job, Any], job: Job, now: float) -> bool:
         """Let a job wait for a slow site; False if given back.
 
-        What waits for all of them together fills the room for what others have due; high mail has
-        room of its own.
+        What waits for all of them together fills the room for what others have due, whatever its
+        priority; where lower mail has none, high mail has some.
         """
         gate = self._gates.make(GateKey.for_claims(line.key))
-        if job.priority and (gate in self._slow_away or not self._dispatch.room_to_wait):
+        room = self._dispatch.room_to_wait(job.priority)
+        if not room or (job.priority and gate in self._slow_away):
             self._slow_away[gate] = None
             self._gates.before(job.message.own_lane, gate, job.owner)
             gate.narrow(0, now)
@@ -201,7 +202,7 @@ class Gatekeeper:
 
     def _try_slow(self, now: float) -> bool:
         """Let as many slow sites be claimed for as there is room for, in turn; True if any."""
-        count = min(self._dispatch.room_to_wait, len(self._slow_away)) if self._slow_away else 0
+        count = min(self._dispatch.room_to_wait(), len(self._slow_away)) if self._slow_away else 0
         for gate in list(self._slow_away)[:count]:
             del self._slow_away[gate]
             gate.open()

@@ -177,6 +177,10 @@ class Workers:
         """Let a job wait in a line, if the gates on its way let it through."""
         if not self._gatekeeper.lets(line, job, now):
             return
+        # What goes to a slow site waits for its peer, whatever else is begun.
+        in_nobodys_way = line.is_slow and not job.priority
+        if in_nobodys_way and self._right_of_way.ended(job.message.id, now):
+            self.go_on()
         if self.nursery is None:
             self._dispatch.put(line, job)
         elif not job.message.has_body:

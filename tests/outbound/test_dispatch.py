@@ -687,7 +687,7 @@ def test_slow_sites_leave_half_of_the_places_and_of_those_that_stand_aside():
     assert Counter(place.line.key for place, _ in one.start(0.0)) == {99: 2, "upstream": 15}
 
 
-def test_the_last_places_of_slow_sites_are_kept_for_other_owners_and_all_are_there_for_high_mail():
+def test_the_last_places_of_slow_sites_are_kept_for_other_owners_and_more_are_there_for_high_mail():
     """Who has half of those does not get the last two, of sixteen."""
     one, lines = slow_sites(30)
     for line in lines:
@@ -699,6 +699,20 @@ def test_the_last_places_of_slow_sites_are_kept_for_other_owners_and_all_are_the
     put(one, lines[1], 2, "code.example", HIGH, owner="third")
     assert owners(one.start(0.0)) == {"third": 2}
     assert (one.slow, one.workers) == (18, 18)
+
+
+def test_high_mail_to_slow_sites_leaves_a_quarter_of_the_places():
+    """However much of it there is, whosever it is; and no more of it may wait than as much."""
+    one, lines = slow_sites(30)
+    assert (one.room_to_wait(HIGH), one.room_to_wait(NORMAL)) == (24, 16)
+    for number, line in enumerate(lines):
+        put(one, line, 20, f"{line.key}.example", HIGH, owner=str(number % 3))
+    one.start(0.0)
+    assert (one.slow_aside, one.slow, one.workers) == (128, 24, 24)
+    assert (one.room_to_wait(HIGH), one.room_to_wait(NORMAL)) == (0, 0)
+    quick = one.add("upstream", None, width=32)
+    put(one, quick, 40, "d#.example", owner="two")
+    assert Counter(place.line.key for place, _ in one.start(0.0)) == {"upstream": 7}
 
 
 def test_a_turn_at_slow_sites_ends_where_others_wait_for_it():
