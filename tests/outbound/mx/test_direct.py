@@ -564,16 +564,20 @@ async def test_large_mail_to_sites_that_hang_holds_up_none_to_others(pool, verb:
             w.outbound.wake()
             return [one.id for one in queued]
 
-        await queue(*(f"b@dead{number}.example" for number in numbers))
+        hang = await queue(*(f"b@dead{number}.example" for number in numbers))
         with trio.fail_after(30):
             await eventually(lambda: hanging, "they hang", until=lambda held: len(held) == 6)
             for large in await queue("b@good.example", "c@good.example"):
                 await w.outbound.becomes(large, "sent", 1)
 
-        def kept() -> list[Job]:
-            jobs = [one for one in gc.get_objects() if isinstance(one, Job)]
-            return [job for job in jobs if job.domain.startswith("dead") and is_in_memory(job)]
+        def jobs() -> list[Job]:
+            found = [one for one in gc.get_objects() if isinstance(one, Job)]
+            return [job for job in found if job.message.id in hang]
 
+        def kept() -> list[Job]:
+            return [job for job in jobs() if is_in_memory(job)]
+
+        assert len(jobs()) == 6
         await eventually(kept, "none is kept", until=lambda jobs: not jobs)
         assert len(hanging) == 6
         for stream in hanging:
