@@ -76,7 +76,7 @@ def test_a_german_browser_is_spoken_to_in_german(
         expect(page.locator("html")).to_have_attribute("lang", "de")
         no_english(page, "signed out")
         visit.to("signin")
-        expect(page.get_by_role("heading", level=1)).to_have_text("Anmelden")
+        expect(page.get_by_role("link", name="Anmelden")).to_be_visible()
         no_english(page, "sign in")
         # What only some views show is loaded by those.
         assert [url for url in visit.requests if "/ui/strings.de." in url] == [
@@ -250,6 +250,7 @@ def test_what_is_refused_is_said_in_german(relay: RelayProcess, browse: Browse) 
         wanted = {"owner": "wenig", "scopes": ["read"], "plan": "slow"}
         token = api.post("/api/v1/keys", json=wanted).json()["token"]
         page.get_by_role("button", name="Abmelden").click()
+        expect(page.get_by_role("link", name="Anmelden")).to_be_visible()
         german_sign_in(page, relay, token)
         expect(page.get_by_role("button", name="Abmelden")).to_be_visible()
         found = page.evaluate(_CALL, ["POST", "messages/send", letter])
