@@ -28,6 +28,7 @@ import trio
 from relay import ssrf_guard
 from relay.errors import TemporaryFailure
 from relay.net import getaddrinfo
+from relay.response_body import AS_IT_IS, body_of
 from relay.ssrf_guard import BadUrl, NotPublic, Resolve, check_url
 
 
@@ -110,7 +111,7 @@ class Poster:
                 headers={
                     **headers,
                     "Host": url.netloc.decode("ascii"),
-                    "Accept-Encoding": "identity",
+                    **AS_IT_IS,
                     "Connection": "close",
                 },
                 content=body,
@@ -126,7 +127,9 @@ class Poster:
                     response = await client.send(request, stream=True)
                     try:
                         # Of a post, its head has said all that matters.
-                        read = await _body(response, most) if most else b""
+                        read = await body_of(response, most) if most else b""
+                        if read is None:
+                            raise NotPosted("the answer is too large")
                         kind = response.headers.get("content-type", "")
                         return Got(response.status_code, kind, read)
                     finally:
@@ -144,21 +147,6 @@ def _is_of_tls(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-async def _body(response: httpx.Response, most: int) -> bytes:
-    body = bytearray()
-    enough = trio.CancelScope()
-    # Cancelled, not left: see `relay.http.probes.fetch`.
-    with enough:
-        async for chunk in response.aiter_raw():
-            if len(body) + len(chunk) > most:
-                enough.cancel()
-            else:
-                body += chunk
-    if enough.cancel_called:
-        raise NotPosted("the answer is too large")
-    return bytes(body)
 
 
 async def addresses_of(

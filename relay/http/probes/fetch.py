@@ -11,6 +11,7 @@ import httpx
 import trio
 
 from relay.errors import PermanentFailure, TemporaryFailure
+from relay.response_body import AS_IT_IS, body_of
 
 TIMEOUT = 10.0  # s, for all of it
 MAX_BYTES = 64 * 1024
@@ -49,26 +50,19 @@ async def fetch_object(url: str, max_bytes: int) -> bytes:
 
 
 async def _get(url: str, max_bytes: int, seconds: float) -> tuple[bytes, Mapping[str, str]]:
-    body = bytearray()
-    enough = trio.CancelScope()
     try:
         with trio.fail_after(seconds):
             async with (
                 httpx.AsyncClient(follow_redirects=False, timeout=seconds) as client,
-                client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response,
+                client.stream("GET", url, headers=AS_IT_IS) as response,
             ):
                 if response.status_code != 200:
                     raise TemporaryFailure(f"the answer was {response.status_code}")
-                # Cancelled, not left: httpx reads through generators within generators, which
-                # only an exception from the innermost ends in order.
-                with enough:
-                    async for chunk in response.aiter_bytes():
-                        if len(body) + len(chunk) > max_bytes:
-                            enough.cancel()
-                        else:
-                            body += chunk
-                if enough.cancel_called:
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise TemporaryFailure("the answer is compressed")
+                body = await body_of(response, max_bytes)
+                if body is None:
                     raise Unreadable("the answer is too large")
     except (httpx.HTTPError, httpx.InvalidURL, trio.TooSlowError) as error:
         raise TemporaryFailure(f"the fetch failed: {type(error).__name__}") from error
-    return bytes(body), response.headers
+    return body, response.headers

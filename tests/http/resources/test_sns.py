@@ -1,6 +1,7 @@
 """Mail from Amazon SES through SNS, signed with a key of the test's own."""
 
 import base64
+import gzip
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -425,6 +426,8 @@ async def test_what_cannot_be_fetched_now_is_tried_again(
     for objects.refuse in (403, 500, 503):
         assert (await post(house, in_s3(address)))[0] == 503
     objects.refuse = 0
+    objects.objects["/mail/in/a%20b"] = (gzip.compress(RAW), {"Content-Encoding": "gzip"})
+    assert (await post(house, in_s3(address)))[0] == 503, "compressed"
     objects.objects["/mail/in/large"] = (RAW + b"x" * 100_000, {})
     objects.objects["/mail/in/locked"] = (RAW, {"x-amz-meta-x-amz-key-v2": "abc"})
     for key in ("in/large", "in/locked"):
