@@ -9,14 +9,17 @@
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname } from "node:path";
 
-/** Why relays, by their URLs, did not answer: each is waited for once. */
+/** Why relays, by their URLs, did not answer: each is waited for once. @internal */
 export interface Away {
   get(url: string): string | undefined;
   set(url: string, why: string): unknown;
   delete(url: string): unknown;
 }
 
-/** What is known in a file; `run` names the run that knows it, where its folder does not. */
+/**
+ * What is known in a file; `run` names the run that knows it, where its folder does not.
+ * @internal
+ */
 export function awayIn(file: string, run = ""): Away {
   const read = (): Record<string, string | undefined> => {
     try {

@@ -13,16 +13,19 @@ import { Refused, Unreachable } from "./errors.js";
 import { quoted } from "./text.js";
 import { VERSION } from "./version.js";
 
-/** For how many milliseconds an answer is waited for that the relay does not keep back. */
+/**
+ * For how many milliseconds an answer is waited for that the relay does not keep back.
+ * @internal
+ */
 export const REPLY = 30_000;
 
 /** How many bytes a refusal may have. */
 const REFUSAL = 1 << 20;
 
-/** Statuses that pass: the same call may do better later. */
+/** Statuses that pass: the same call may do better later. @internal */
 export const RETRYABLE_STATUSES = new Set([429, 502, 503, 504]);
 
-/** One request. */
+/** One request. @internal */
 export interface ApiRequest {
   method: "DELETE" | "GET" | "PATCH" | "POST" | "PUT";
   /** From the relay's root on. */
@@ -33,7 +36,7 @@ export interface ApiRequest {
   headers?: Readonly<Record<string, string>>;
 }
 
-/** Where a relay is, and what opens it, as `options.ts` has checked them. */
+/** Where a relay is, and what opens it, as `options.ts` has checked them. @internal */
 export interface Target {
   url: string;
   token?: string | null | undefined;
@@ -41,7 +44,7 @@ export interface Target {
   fetch?: typeof globalThis.fetch | undefined;
 }
 
-/** Makes single tries. */
+/** Makes single tries. @internal */
 export class Caller {
   /** Where the relay is, without a slash at its end. */
   readonly base: string;
@@ -98,7 +101,7 @@ export class Caller {
   }
 }
 
-/** Tells whether a value is what a relay says (answers.ts). */
+/** Tells whether a value is what a relay says (answers.ts). @internal */
 export type Shape = (value: unknown) => boolean;
 
 /** What was read of an answer, and why it is no relay's, where that is seen without reading it. */
@@ -113,7 +116,7 @@ export interface Answer extends Read {
   headers: Headers;
 }
 
-/** Read what an answer says, up to so many bytes. */
+/** Read what an answer says, up to so many bytes. @internal */
 export async function bytesOf(answer: Response, maxBytes: number): Promise<Read> {
   const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
   if (packing.toLowerCase() !== "identity") {
@@ -141,7 +144,7 @@ export async function bytesOf(answer: Response, maxBytes: number): Promise<Read>
   return { bytes, fault: `it says more than ${maxBytes >> 20} MiB` };
 }
 
-/** What a relay said, or whatever stands in front of it. */
+/** What a relay said, or whatever stands in front of it. @internal */
 export function refused(answer: Answer): Refused {
   const { status, headers, bytes, fault } = answer;
   try {
@@ -158,7 +161,7 @@ export function refused(answer: Answer): Refused {
   return noRelay(answer);
 }
 
-/** What is thrown where no relay has answered. */
+/** What is thrown where no relay has answered. @internal */
 export function noRelay({ status, headers, bytes, fault }: Answer, why = fault): Refused {
   const location = headers.get("Location");
   const leads = location !== null && status >= 300 && status < 400;
@@ -170,6 +173,7 @@ export function noRelay({ status, headers, bytes, fault }: Answer, why = fault):
 
 /**
  * What is thrown where an answer is good and not what was asked for; no error has a token in it.
+ * @internal
  */
 export function unlike(answer: Answer): Refused {
   const said = new TextDecoder().decode(answer.bytes);

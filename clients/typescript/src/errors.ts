@@ -10,7 +10,7 @@
 
 import { visible } from "./text.js";
 
-/** What is done to the stack of each error, whose class has that name (`frames.ts`). */
+/** What is done to the stack of each error, whose class has that name (`frames.ts`). @internal */
 export const STACKS: { cut?: (error: Error, name: string) => void } = {};
 
 /** Anything that this client throws on its own. */
@@ -26,6 +26,7 @@ export class RelayError extends Error {
 /**
  * Keep what others have said, as they said it, out of what Node.js and runners of tests print of an
  * error beside its text: each property that is enumerable.
+ * @internal
  */
 export function hide(error: RelayError, ...names: string[]): void {
   for (const name of names) Object.defineProperty(error, name, { enumerable: false });

@@ -40,13 +40,20 @@ const JSON_BYTES = 2 << 20;
  * More than a message's texts, headers and links can have in JSON (a million characters each), and
  * than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does
  * not cut them.
+ * @internal
  */
 export const MESSAGE_BYTES = 32 << 20;
 
-/** What all pages of a list may have together, with the messages that are read one by one. */
+/**
+ * What all pages of a list may have together, with the messages that are read one by one.
+ * @internal
+ */
 export const LIST_BYTES = 128 << 20;
 
-/** Ten times the largest message that a relay takes unless its operator allows more, in bytes. */
+/**
+ * Ten times the largest message that a relay takes unless its operator allows more, in bytes.
+ * @internal
+ */
 export const RAW_BYTES = 256 << 20;
 
 const MIN_TRY = 50; // that a try gets, however late it is
@@ -74,7 +81,7 @@ const HOPELESS =
 const IN_CLEAR = /^ERR_SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)$/;
 const CLEAR = "; it answers without TLS: is http:// meant?";
 
-/** A request, and when it may be made again. */
+/** A request, and when it may be made again. @internal */
 export interface RepeatableRequest extends ApiRequest {
   /** For how long the relay may keep its answer back. */
   longPoll?: number;
@@ -91,15 +98,22 @@ export interface PlacedAnswer extends Answer {
 
 /** Makes the calls of one client. */
 export class Exchange {
-  /** Whether a key opens the relay: what is captured is the administrator's, and not told. */
+  /**
+   * Whether a key opens the relay: what is captured is the administrator's, and not told.
+   * @internal
+   */
   readonly byKey: boolean;
+  /** @internal */
   readonly token: string | null;
   readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
   readonly #timeLimit: () => number | undefined;
   #closed = false;
 
-  /** `timeLimit` says how long a call without a deadline may take; undefined: as it pleases. */
+  /**
+   * `timeLimit` says how long a call without a deadline may take; undefined: as it pleases.
+   * @internal
+   */
   constructor(options: RelayOptions, timeLimit: () => number | undefined = () => undefined) {
     const where = target(options);
     this.#caller = new Caller(where);
@@ -108,18 +122,18 @@ export class Exchange {
     this.#timeLimit = timeLimit;
   }
 
-  /** Where the relay is, without a slash at its end. */
+  /** Where the relay is, without a slash at its end. @internal */
   get url(): string {
     return this.#caller.base;
   }
 
-  /** End what is under way, and refuse what is asked for later. */
+  /** End what is under way, and refuse what is asked for later. @internal */
   close(): void {
     this.#closed = true;
     for (const one of this.#running) one.abort();
   }
 
-  /** Ask until there is an answer, and read what it says. */
+  /** Ask until there is an answer, and read what it says. @internal */
   async json<T>(
     request: RepeatableRequest | (() => RepeatableRequest),
     shape: Shape,
@@ -135,6 +149,7 @@ export class Exchange {
    * without a time limit, it is repeated for `RETRY_TIMEOUT`, and no try outlasts
    * `overallDeadline`, that of the calls of which it is one.  What differs from try to try is made
    * anew for each.
+   * @internal
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),
@@ -209,7 +224,7 @@ export class Exchange {
   }
 }
 
-/** Read what a good answer says; `Refused` if that is no JSON, or no relay's. */
+/** Read what a good answer says; `Refused` if that is no JSON, or no relay's. @internal */
 export function decoded(answer: PlacedAnswer, shape: Shape): unknown {
   try {
     const found: unknown = JSON.parse(new TextDecoder().decode(answer.bytes));
@@ -220,7 +235,7 @@ export function decoded(answer: PlacedAnswer, shape: Shape): unknown {
   throw hidden(at(unlike(answer), answer.asked));
 }
 
-/** What is thrown where no relay has answered. */
+/** What is thrown where no relay has answered. @internal */
 export function noRelay(answer: PlacedAnswer, why: string): Refused {
   return hidden(at(noRelayOf(answer, why), answer.asked));
 }
@@ -239,7 +254,7 @@ function hidden(error: Refused): Refused {
   return error;
 }
 
-/** Rest for so many milliseconds. */
+/** Rest for so many milliseconds. @internal */
 export function paused(milliseconds: number): Promise<void> {
   return new Promise((done) => setTimeout(done, milliseconds));
 }

@@ -15,7 +15,10 @@ const MAX_LENGTH = 4_000; // characters of a message's text there, and of its co
 /** What inbox a test wants; with `keep` it is left, to be looked at on the relay's page. */
 export type FixtureInboxOptions = InboxOptions & { keep?: boolean };
 
-/** Make a test's inbox; what is not to be kept is gone in an hour, though the run is killed. */
+/**
+ * Make a test's inbox; what is not to be kept is gone in an hour, though the run is killed.
+ * @internal
+ */
 export async function inboxOf(
   relay: Relay,
   { keep, ...wanted }: FixtureInboxOptions,
@@ -74,7 +77,10 @@ function frameless<E extends Error>(error: E): E {
 const MARGIN = 1_000; // for what else a test does
 const STEP = 10; // milliseconds, since an error says how long was waited
 
-/** How many milliseconds a test may ask for of those it has left: it is still to say what for. */
+/**
+ * How many milliseconds a test may ask for of those it has left: it is still to say what for.
+ * @internal
+ */
 export function spared(left: number): number {
   return STEP * Math.floor(Math.max(left - MARGIN, left / 2, 0) / STEP);
 }
@@ -82,6 +88,7 @@ export function spared(left: number): number {
 /**
  * Have an inbox wait no longer than that, though it is told a longer time: a runner that ends the
  * test before says no more than that it took long.
+ * @internal
  */
 export function limitWaits(inbox: Inbox, left: () => number | undefined): void {
   WAIT_LIMITS.set(inbox, left);
@@ -103,7 +110,10 @@ export interface SmtpServer {
   url: string;
 }
 
-/** Where the application under this test is to send; asks the relay, which needs a token. */
+/**
+ * Where the application under this test is to send; asks the relay, which needs a token.
+ * @internal
+ */
 export async function smtpServerOf(
   relay: Relay,
   test: string,
@@ -152,7 +162,7 @@ function loginOf(test: string): string {
   return name.slice(0, 64) || "test";
 }
 
-/** What came to an inbox, the oldest first, and all of it as a text for a report. */
+/** What came to an inbox, the oldest first, and all of it as a text for a report. @internal */
 export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages: Message[] }> {
   let messages: Message[];
   try {
@@ -168,6 +178,7 @@ export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages:
 /**
  * A page for a report that shows a stranger's HTML, which can do nothing: a report opens it at its
  * own origin, where a script of the mail's could read all that is there.
+ * @internal
  */
 export function framed(html: string): string {
   const shown = html.replaceAll("&", "&amp;").replaceAll('"', "&quot;");

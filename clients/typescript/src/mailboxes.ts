@@ -18,10 +18,11 @@ export interface InboxOptions {
 
 /**
  * For how many minutes an inbox of a fixture lives, if the test run is killed before it ends it.
+ * @internal
  */
 export const FIXTURE_TTL = 60;
 
-/** What the call says that makes an inbox. */
+/** What the call says that makes an inbox. @internal */
 export function newMailbox({
   ttl,
   localPart,
@@ -37,12 +38,12 @@ export function newMailbox({
   };
 }
 
-/** An inbox's path. */
+/** An inbox's path. @internal */
 export function pathOf(address: string): string {
   return `/api/v1/mailboxes/${partOf(address).replaceAll("%40", "@")}`;
 }
 
-/** An address or an id, as a part of a path. */
+/** An address or an id, as a part of a path. @internal */
 export function partOf(text: string): string {
   try {
     return encodeURIComponent(text);
@@ -51,7 +52,7 @@ export function partOf(text: string): string {
   }
 }
 
-/** The path of a message in its inbox, or of something of it. */
+/** The path of a message in its inbox, or of something of it. @internal */
 export function ofMessage(id: string, more = ""): string {
   return `/messages/${partOf(id)}${more}`;
 }

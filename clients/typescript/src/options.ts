@@ -8,10 +8,10 @@ import type { Target } from "./call.js";
 import { RelayError } from "./errors.js";
 import { quoted } from "./text.js";
 
-/** Where a relay is, unless it is said. */
+/** Where a relay is, unless it is said. @internal */
 export const DEFAULT_URL = "http://127.0.0.1:8025";
 
-/** What says where a relay is, for who has found none. */
+/** What says where a relay is, for who has found none. @internal */
 export function whereFrom(variables: string): string {
   return (
     `${variables} say where the relay is and what opens it; ` +
@@ -32,7 +32,7 @@ export interface RelayOptions {
   fetch?: typeof globalThis.fetch | undefined;
 }
 
-/** Where calls go by these options. */
+/** Where calls go by these options. @internal */
 export function target({ url, token, fetch }: RelayOptions): Target {
   const where = (url || environment("RELAY_URL") || "").trim() || DEFAULT_URL;
   const opens = (token === undefined ? environment("RELAY_TOKEN") : token)?.trim();

@@ -12,12 +12,18 @@ import { LINK, inALine, quoted } from "./text.js";
 type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
 export type MessageJson = Schemas["WholeMessage"];
+/** @internal */
 export type EntryJson = Schemas["PlacedEntry"];
+/** @internal */
 export type WholeEntryJson = Schemas["PlacedMessage"];
+/** @internal */
 export type RejectedJson = Schemas["RefusedEntry"];
+/** @internal */
 export type CapturedJson = Schemas["CapturedEntry"];
 export type AttachmentJson = Schemas["AttachmentEntry"];
+/** @internal */
 export type InfoJson = Schemas["Info"];
+/** @internal */
 export type OutboundEntryJson = Schemas["OutboundMessage"];
 
 /** A message's header fields, decoded; names in any case. */
@@ -135,7 +141,7 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
   }
 }
 
-/** A message by its subject, as an error shows it. */
+/** A message by its subject, as an error shows it. @internal */
 export function described(subject: string | null): string {
   return subject === null ? "a message without a subject" : quoted(subject);
 }
@@ -168,7 +174,7 @@ export interface Info {
   publicUrl: string;
 }
 
-/** Read the answer of `/api/v1/info`. */
+/** Read the answer of `/api/v1/info`. @internal */
 export function parsedInfo(found: InfoJson): Info {
   const { version, smtp, submission, domains, capture, starttls, public_url: publicUrl } = found;
   return { version, smtp, submission, domains, capture, starttls, publicUrl };
@@ -201,7 +207,7 @@ export interface OutboundEntry {
   reply: string | null;
 }
 
-/** Read the answer of `/api/v1/outbound/{id}`. */
+/** Read the answer of `/api/v1/outbound/{id}`. @internal */
 export function parsedEntry(found: OutboundEntryJson): OutboundEntry {
   const { id, sender, recipient, subject, status, attempts, priority, error, tag } = found;
   const { peer, tls, reply } = found;

@@ -85,7 +85,7 @@ export interface ListOptions {
   timeout?: number | undefined;
 }
 
-/** How many milliseconds a call may take, of relays whose calls a test runner limits. */
+/** How many milliseconds a call may take, of relays whose calls a test runner limits. @internal */
 export const TIME_LIMITS = new WeakMap<Relay, () => number | undefined>();
 
 /**
@@ -159,10 +159,10 @@ export class Relay implements AsyncDisposable {
   }
 }
 
-/** As whom the application signs in that sends to an inbox, where that is known. */
+/** As whom the application signs in that sends to an inbox, where that is known. @internal */
 export const LOGINS = new WeakMap<Inbox, string>();
 
-/** For how many milliseconds an inbox may wait, where a runner ends the test sooner. */
+/** For how many milliseconds an inbox may wait, where a runner ends the test sooner. @internal */
 export const WAIT_LIMITS = new WeakMap<Inbox, () => number | undefined>();
 
 /** An inbox: what comes to `address`. */
@@ -497,7 +497,7 @@ function isNotThere(error: unknown): error is Refused {
 type Ask = (
   method: "GET" | "DELETE",
   path: string,
-  more?: Pick<RepeatableRequest, "maxBytes">,
+  more?: { maxBytes?: number },
 ) => Promise<Answer>;
 
 /**

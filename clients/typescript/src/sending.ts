@@ -42,7 +42,7 @@ export interface NewMessage {
   idempotencyKey?: string | undefined;
 }
 
-/** Queue a message. */
+/** Queue a message. @internal */
 export async function send(
   exchange: Exchange,
   {

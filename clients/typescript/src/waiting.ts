@@ -10,14 +10,16 @@ import { NAME, inALine, quoted } from "./text.js";
 /**
  * A wait is asked for in parts of so many milliseconds, less than the time after which a proxy in
  * between ends a connection on which nothing moves.
+ * @internal
  */
 export const PART = 20_000;
 
-/** For how long is waited, in milliseconds, unless it is said. */
+/** For how long is waited, in milliseconds, unless it is said. @internal */
 export const TIMEOUT = 10_000;
 
-/** Milliseconds between two looks at what will change soon: first, and at last. */
+/** Milliseconds between two looks at what will change soon: first, and at last. @internal */
 export const FIRST_LOOK = 20;
+/** @internal */
 export const LAST_LOOK = 500;
 
 const SLIP = 3; // characters of an address that may differ
@@ -28,10 +30,10 @@ const UNTOLD =
   "the relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token " +
   "in run/relay.json of the relay's data directory.";
 
-/** For how many milliseconds after its time a wait still looks through what has come. */
+/** For how many milliseconds after its time a wait still looks through what has come. @internal */
 export const LOOKS_THROUGH = 1_000;
 
-/** How many lines of other mail an error has. */
+/** How many lines of other mail an error has. @internal */
 export const OTHERS = 20;
 
 /** Which message is meant; any, where nothing is said. */
@@ -53,6 +55,7 @@ export interface WaitOptions extends Wanted {
  * What `…/messages/wait` is asked for.  The relay knows no regular expressions: for one it is asked
  * for whatever comes, one message after the other, and each is looked at here (`fits`).  Another
  * name is refused: any mail would do.
+ * @internal
  */
 export function waitQuery(wanted: WaitOptions, part: number): Record<string, string | number> {
   const { subject, sender, after, timeout: _, ...others } = wanted;
@@ -76,7 +79,7 @@ export function waitQuery(wanted: WaitOptions, part: number): Record<string, str
   };
 }
 
-/** Whether a message that the relay gave is one that is wanted. */
+/** Whether a message that the relay gave is one that is wanted. @internal */
 export function fits({ subject, sender }: Wanted, found: MessageJson): boolean {
   const has = (match: string | RegExp | undefined, text: string | null) =>
     !isPattern(match) || (text ?? "").search(match) >= 0;
@@ -92,6 +95,7 @@ function isPattern(match: unknown): match is RegExp {
  * Says how long to rest, in milliseconds, after each part of a wait that has ended without mail: by
  * how long that took, and how much was left of the wait as it began.  No relay ends a part much
  * before its time, or not often; where it is done, nobody is asked without a rest.
+ * @internal
  */
 export function rests(): (took: number, left: number) => number {
   let next = 50;
@@ -103,7 +107,10 @@ export function rests(): (took: number, left: number) => number {
   };
 }
 
-/** The same, if it is a time that can be waited for: one that never comes to its end is none. */
+/**
+ * The same, if it is a time that can be waited for: one that never comes to its end is none.
+ * @internal
+ */
 export function waitable(milliseconds: number): number {
   if (typeof milliseconds !== "number" || !(milliseconds >= 0 && milliseconds < Infinity)) {
     const given = typeof milliseconds === "string" ? quoted(milliseconds) : String(milliseconds);
@@ -112,7 +119,7 @@ export function waitable(milliseconds: number): number {
   return milliseconds;
 }
 
-/** Say in words what is waited for: a message, or `count` of them. */
+/** Say in words what is waited for: a message, or `count` of them. @internal */
 export function inWords({ subject, sender, after }: Wanted, count?: number): string {
   const words = [
     ...(sender === undefined ? [] : [` from ${shown(sender)}`]),
@@ -127,7 +134,7 @@ function shown(match: string | RegExp): string {
   return isPattern(match) ? `/${inALine(match.source, NAME)}/` : quoted(String(match));
 }
 
-/** A message in one line. */
+/** A message in one line. @internal */
 export function lineOf(
   entry: Pick<EntryJson | MessageJson, "subject" | "received_at" | "from_address">,
 ): string {
@@ -141,6 +148,7 @@ export function lineOf(
  * where there are as many; `found` are the ids of those that were waited for; `rejected` are
  * recipients, and so are `captured`; `untold` is whether nothing came, and the relay would not tell
  * of these.
+ * @internal
  */
 export function inVain(
   what: string,
@@ -168,6 +176,7 @@ export function inVain(
 
 /**
  * Whether entries of a list have all that they ever will; what has just come has no subject yet.
+ * @internal
  */
 export function areParsed(entries: readonly Partial<EntryJson>[]): boolean {
   return entries.every((entry) => entry.has_attachments !== null);
@@ -176,6 +185,7 @@ export function areParsed(entries: readonly Partial<EntryJson>[]): boolean {
 /**
  * Those of rejected recipients that the sender to an inbox named, if it is known as whom that signs
  * in, and those that are nearly its address; others are of tests beside this one.
+ * @internal
  */
 export function concerning<T extends { address: string; login?: string | null }>(
   rejected: readonly T[],
@@ -187,7 +197,7 @@ export function concerning<T extends { address: string; login?: string | null }>
   );
 }
 
-/** Whether an address is another, or is but for a slip: a few characters in one place. */
+/** Whether an address is another, or is but for a slip: a few characters in one place. @internal */
 export function isNear(written: string, meant: string): boolean {
   const [one, domain] = parted(written);
   const [other, own] = parted(meant);

@@ -31,7 +31,7 @@ def test_the_same_files_give_the_same_tarball(run: Run, tarball: Path, tmp_path:
     assert {name for name in files if not name.startswith("dist/")} == beside
     assert files["dist/esm/cli.js"].mode & 0o111
     assert {one.mtime for one in files.values()} == {_NPMS_TIME}
-    assert tarball.stat().st_size < 58_000
+    assert tarball.stat().st_size < 55_000
 
 
 def test_nothing_comes_with_it(clean: Path) -> None:
