@@ -124,6 +124,114 @@ def test_sign_up(inbox, smtp_server):
     assert re.search(r"Mail to \S+@relay\.localhost(.|\n)*code: 271828", failure)
 
 
+def test_a_failed_test_shows_the_mail_of_inboxes_that_it_made(inner: pytest.Pytester) -> None:
+    """Of one that has ended with its block, of one that is there still, and of a fixture's, each
+    once and in JUnit's report too; of what was closed by hand, or ended well, nothing."""
+    inner.makepyfile(
+        _SENDS
+        + """
+@pytest.fixture
+def another(relay):
+    with relay.inbox(local_part=f"fixture-{id(relay)}") as inbox:
+        yield inbox
+    assert 0, "as it ends"
+
+def test_it(relay, another, smtp_server):
+    for part in "closed", "left", "well":
+        made = relay.inbox(local_part=f"{part}-{id(relay)}")
+        put(smtp_server, made.address, f"in {part}")
+        made.wait()
+        if part == "closed":
+            made.close()
+        elif part == "well":
+            with made: pass
+    put(smtp_server, another.address, "in fixture")
+    another.wait()
+    with relay.inbox(local_part=f"outer-{id(relay)}") as outer:
+        with relay.inbox(local_part=f"block-{id(relay)}") as inbox:
+            put(smtp_server, inbox.address, "in block")
+            with pytest.raises(ZeroDivisionError), relay.inbox(local_part=f"caught-{id(relay)}"):
+                1 / 0
+            inbox.wait("Reset", timeout=0.2)
+
+def test_many(relay, smtp_server):
+    made = [relay.inbox() for _ in range(12)]
+    assert 0, made[0].address
+
+def test_block_of_other(relay):
+    with relay.inbox() as inbox:
+        pass
+    assert 0
+"""
+    )
+    result = _run(inner, "--junitxml=junit.xml")
+    result.assert_outcomes(failed=3, errors=1)
+    said = result.stdout.str()
+    first, _, others = said.partition("_ test_many _")
+    titles = re.findall(r"-+ Mail to (\w+)-\d+@relay\.localhost -+\n(?:.*Welcome\n\n)?(.*)", first)
+    assert titles == [
+        ("fixture", "in fixture"),
+        ("left", "in left"),
+        ("outer", "nothing came"),
+        ("block", "in block"),
+        ("caught", "nothing came"),
+    ]
+    assert others.count(" Mail to ") == 11
+    assert re.search(r"-+ Mail to 2 more inboxes -+\nis not shown\n", others)
+    report = ElementTree.parse(inner.path / "junit.xml").getroot()
+    failure = next(str(one.text) for one in report.iter("failure"))
+    assert re.search(r"Mail to block-(.|\n)*in block", failure)
+
+
+def test_the_mail_of_an_inbox_is_not_waited_for_where_no_relay_is(
+    inner: pytest.Pytester,
+) -> None:
+    """Where that is what the test has failed with; where it hangs, for a time in all."""
+    inner.makeconftest(
+        """
+import relay_client._mailboxes
+import relay_client.pytest_plugin
+
+relay_client.pytest_plugin.READS_WITHIN = 0.3
+relay_client._mailboxes.CLOSES_WITHIN = 0.1
+"""
+    )
+    inner.makepyfile(
+        """
+import socket
+import time
+import pytest
+from relay_client import Relay, Unreachable
+
+class Hanging(Relay):
+    def hang(self):
+        self._http.base_url = self.hung
+
+@pytest.fixture
+def hanging(relay):
+    with socket.create_server(("127.0.0.1", 0)) as listener, Hanging(relay.url, relay.token) as one:
+        one.hung = "http://127.0.0.1:%d" % listener.getsockname()[1]
+        yield one
+
+def test_unreachable(hanging):
+    with hanging.inbox():
+        hanging.hang()
+        raise Unreachable("so it is")
+
+def test_hangs(hanging):
+    with hanging.inbox(), hanging.inbox(), hanging.inbox():
+        hanging.hang()
+        assert 0
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=2)
+    unreachable, _, hangs = result.stdout.str().partition("_ test_hangs _")
+    assert "Mail to" not in unreachable
+    said = re.findall(r"Mail to .*\nwhat came cannot be read: the relay does not answer", hangs)
+    assert len(said) == 3
+
+
 _ASYNC = (
     _SENDS
     + """
@@ -181,6 +289,13 @@ async def test_it_fails(waited, async_inbox):
     await async_inbox.wait("Reset", timeout=0)
 
 @pytest.mark.anyio
+async def test_it_fails_in_a_block(async_relay, smtp_server):
+    async with async_relay.inbox() as inbox:
+        with anyio.fail_after(0.5):
+            await anyio.to_thread.run_sync(put, smtp_server, inbox.address, "two")
+            await inbox.wait("Reset")
+
+@pytest.mark.anyio
 @pytest.mark.relay_inbox(ttl=2)
 async def test_marked(async_inbox, inbox):
     assert (async_inbox.address, async_inbox.expires_at) == (inbox.address, inbox.expires_at)
@@ -188,10 +303,11 @@ async def test_marked(async_inbox, inbox):
 """
     )
     result = _run(inner, "-W", "error")
-    result.assert_outcomes(passed=8, failed=2)
+    result.assert_outcomes(passed=8, failed=4)
     result.stdout.fnmatch_lines(
         ["*WaitTimeout: waited 0 s for *Reset*", "*Mail to *@relay.localhost*", "one"]
     )
+    result.stdout.fnmatch_lines(["*TimeoutError*", "*Mail to *@relay.localhost*", "two"])
 
 
 def test_mail_in_a_report_drives_no_terminal(inner: pytest.Pytester) -> None:
@@ -682,21 +798,26 @@ def test_it(inbox, smtp_server):
 
 
 def test_what_the_report_cannot_read_ends_no_run(inner: pytest.Pytester) -> None:
-    """Whatever it fails with: an error that leaves a hook ends all tests."""
+    """Whatever it fails with: an error that leaves a hook ends all tests, and one that leaves a
+    block hides the test's own."""
     inner.makepyfile(
         """
-def test_it(inbox, monkeypatch):
-    def fails(self, limit, timeout):
-        raise UnicodeError("::x")
-    monkeypatch.setattr(type(inbox), "messages", fails)
-    monkeypatch.undo = lambda: None
-    assert 0
+import relay_client._mail_report
+
+def fails(*_):
+    raise UnicodeError("::x")
+
+def test_it(inbox, relay):
+    relay_client._mail_report.messages = fails
+    with relay.inbox() as other:
+        assert other is inbox
 def test_other(): pass
 """
     )
     result = _run(inner)
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["what came cannot be read: UnicodeError('::x')"])
+    assert result.stdout.str().count("what came cannot be read: UnicodeError('::x')\n") == 2
+    result.stdout.fnmatch_lines(["E * assert <Inbox *> is <Inbox *>"])
 
 
 def test_without_a_token_it_says_what_is_needed(

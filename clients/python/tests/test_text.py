@@ -8,6 +8,7 @@ import pytest
 from cases import CASES
 
 from relay_client import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
+from relay_client._mail_report import readable
 from relay_client._records import AttachmentData, Check, Finding, Headers, MessageData
 from relay_client._text import in_a_line, quoted, visible
 
@@ -30,6 +31,12 @@ def test_both_clients_show_as_much(case: dict[str, Any]) -> None:
     assert in_a_line(text, most) == case["in_a_line"]
     assert quoted(text) == case["quoted"]
     assert len(case["visible"]) <= most
+
+
+@pytest.mark.parametrize("case", CASES["readable"], ids=lambda case: ascii(case["text"]))
+def test_both_clients_read_html_alike(case: dict[str, Any]) -> None:
+    """As a reader of it sees it, and as it was written where nobody sees anything."""
+    assert readable(case["html"]) == case["text"]
 
 
 _LONG = "\U000e0041" * 100_000

@@ -4,11 +4,13 @@ import type { Away } from "./away.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
 import { FIXTURE_TTL, type InboxOptions } from "./mailboxes.js";
 import { whereFrom } from "./options.js";
-import { type Inbox, LOGINS, type Message, type Relay, WAIT_LIMITS } from "./relay.js";
+import { readable } from "./readable.js";
+import { type Inbox, LEFT, LOGINS, type Message, type Relay, WAIT_LIMITS } from "./relay.js";
 import { NAME, inALine, visible } from "./text.js";
 import { TIMEOUT } from "./waiting.js";
 
-const SHOWN = 20; // messages of a report
+const SHOWN = 20; // messages of an inbox, in a report
+const INBOXES = 10; // that a test has made, in its report
 const REPORTS_WITHIN = 5_000; // milliseconds, or it says that they cannot be read
 const MAX_LENGTH = 4_000; // characters of a message's text there, and of its code and links
 
@@ -27,6 +29,7 @@ export async function inboxOf(
 ): Promise<Inbox> {
   const options = keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL };
   const inbox = await asked(relay, away, () => relay.inbox(options));
+  LEFT.get(relay)?.delete(inbox); // which its fixture reports of
   LOGINS.set(inbox, loginOf(test));
   return inbox;
 }
@@ -175,6 +178,12 @@ export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages:
   return { text: messages.map(described).join("\n\n----\n\n") || "nothing came", messages };
 }
 
+/** The same of several inboxes, the newest of them. @internal */
+export function arrivedAtEach(inboxes: Iterable<Inbox>) {
+  const each = async (inbox: Inbox) => ({ inbox, ...(await arrivedAt(inbox)) });
+  return Promise.all([...inboxes].slice(-INBOXES).map(each));
+}
+
 /**
  * A page for a report that shows a stranger's HTML, which can do nothing: a report opens it at its
  * own origin, where a script of the mail's could read all that is there.
@@ -197,6 +206,6 @@ function described(message: Message): string {
     ...(code === null ? [] : [`code: ${code}`]),
     ...message.links.slice(0, 10).map((link) => `link: ${link}`),
   ].join("\n");
-  const body = (message.text ?? message.html ?? "").trim();
+  const body = message.text?.trim() || readable(message.html ?? "");
   return `${visible(head, MAX_LENGTH)}\n\n${visible(body, MAX_LENGTH)}`;
 }

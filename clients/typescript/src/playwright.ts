@@ -10,9 +10,9 @@
  * | `relay` | the client, one for each worker |
  * | `inboxOptions`, `relayOptions` | options, to be set by `test.use` or in the configuration |
  *
- * What came to the inbox of a test that failed is attached to its report, its HTML in a frame that
- * runs no script and loads nothing.  A test that waits in vain says so before Playwright ends it.  Where
- * no relay answers, a run waits for it once.
+ * What came to the inbox of a test that failed, and to those that it has made itself and not closed,
+ * is attached to its report, HTML in a frame that runs no script and loads nothing.  A test that
+ * waits in vain says so before Playwright ends it.  Where no relay answers, a run waits for it once.
  */
 
 import { join } from "node:path";
@@ -30,7 +30,7 @@ import { type Away, awayIn } from "./away.js";
 import {
   type FixtureInboxOptions,
   type SmtpServer,
-  arrivedAt,
+  arrivedAtEach,
   framed,
   inboxOf,
   limitWaits,
@@ -38,7 +38,7 @@ import {
   spared,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, Relay } from "./relay.js";
+import { type Inbox, LEFT, Relay } from "./relay.js";
 import { NAME, inALine, visible } from "./text.js";
 
 export { expect };
@@ -68,6 +68,25 @@ function awayFrom({ project }: TestInfo): Away {
   return awayIn(join(project.outputDir, ".relay-away.json")); // which is emptied when a run begins
 }
 
+/** Attach what came to inboxes, if the test has failed. */
+async function report(inboxes: Iterable<Inbox>, test: TestInfo): Promise<void> {
+  if (test.status === test.expectedStatus) return;
+  for (const { inbox, text, messages } of await arrivedAtEach(inboxes)) {
+    const name = visible(`mail to ${inbox.address}`);
+    await test.attach(name, { body: text, contentType: "text/plain" });
+    for (const { subject, html } of messages) {
+      if (html !== null) {
+        await test.attach(`mail: ${inALine(subject ?? "(no subject)", NAME)}`, {
+          body: framed(html),
+          contentType: "text/html",
+        });
+      }
+    }
+  }
+}
+
+const MADE = new Set<Inbox>(); // by the test that runs: a worker has one at a time
+
 /** For a `test` of your own: `base.extend(fixtures)`. */
 export const fixtures: Fixtures<
   RelayFixtures,
@@ -81,13 +100,21 @@ export const fixtures: Fixtures<
   relay: [
     async ({ relayOptions }, use) => {
       const relay = new Relay(relayOptions);
+      LEFT.set(relay, MADE);
       await use(relay);
       await relay.close();
     },
     { scope: "worker" },
   ],
 
-  relayBegan: [async ({}, use) => use(performance.now()), { auto: true }],
+  relayBegan: [
+    async ({}, use, test) => {
+      MADE.clear();
+      await use(performance.now());
+      await report(MADE, test);
+    },
+    { auto: true },
+  ],
 
   inbox: async ({ relay, relayBegan, inboxOptions }, use, test) => {
     const inbox = await inboxOf(relay, inboxOptions, test.title, awayFrom(test));
@@ -96,19 +123,7 @@ export const fixtures: Fixtures<
       test.timeout > 0 ? spared(test.timeout - (performance.now() - relayBegan)) : undefined,
     );
     await use(inbox);
-    if (test.status !== test.expectedStatus) {
-      const { text, messages } = await arrivedAt(inbox);
-      const name = visible(`mail to ${inbox.address}`);
-      await test.attach(name, { body: text, contentType: "text/plain" });
-      for (const { subject, html } of messages) {
-        if (html !== null) {
-          await test.attach(`mail: ${inALine(subject ?? "(no subject)", NAME)}`, {
-            body: framed(html),
-            contentType: "text/html",
-          });
-        }
-      }
-    }
+    await report([inbox], test);
     if (!inboxOptions.keep) await inbox.close();
   },
 

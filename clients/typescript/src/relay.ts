@@ -88,6 +88,10 @@ export interface ListOptions {
 /** How many milliseconds a call may take, of relays whose calls a test runner limits. @internal */
 export const TIME_LIMITS = new WeakMap<Relay, () => number | undefined>();
 
+/** What inboxes have been made and not closed, of relays of which a test runner reports. @internal */
+export const LEFT = new WeakMap<Relay, Set<Inbox>>();
+const LEFT_IN = new WeakMap<Inbox, Set<Inbox>>();
+
 /**
  * A relay at a URL.
  *
@@ -115,7 +119,10 @@ export class Relay implements AsyncDisposable {
       answers.INBOX,
     );
     const endsAt = new Date(made.expires_at);
-    return new Inbox(this.#exchange, made.address, made.session_token, true, endsAt);
+    const inbox = new Inbox(this.#exchange, made.address, made.session_token, true, endsAt);
+    const left = LEFT.get(this);
+    if (left) LEFT_IN.set(inbox, left.add(inbox));
+    return inbox;
   }
 
   /**
@@ -204,6 +211,7 @@ export class Inbox implements AsyncDisposable {
    */
   async close({ strict = false }: { strict?: boolean } = {}): Promise<void> {
     this.#closed = true;
+    LEFT_IN.get(this)?.delete(this);
     try {
       await this.#exchange.call(this.#request("DELETE", ""), performance.now() + CLOSES_WITHIN);
     } catch (error) {

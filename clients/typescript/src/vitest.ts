@@ -10,9 +10,10 @@
  * | `relay` | the client |
  * | `inboxOptions`, `relayOptions` | what these are made with: `base.extend({ ...fixtures, … })` |
  *
- * What came to the inbox of a test that failed is printed beside its failure.  A test that finds no
- * relay, or waits in vain, says so before Vitest ends it, which says no more than that it took
- * long.  Where no relay answers, a run waits for it once.
+ * What came to the inbox of a test that failed, and to those that it has made itself and not closed,
+ * is printed beside its failure.  A test that finds no relay, or waits in vain, says so before
+ * Vitest ends it, which says no more than that it took long.  Where no relay answers, a run waits
+ * for it once.
  */
 
 import { existsSync } from "node:fs";
@@ -23,14 +24,14 @@ import { type Away, awayIn } from "./away.js";
 import {
   type FixtureInboxOptions,
   type SmtpServer,
-  arrivedAt,
+  arrivedAtEach,
   inboxOf,
   limitWaits,
   smtpServerOf,
   spared,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, TIME_LIMITS, Relay } from "./relay.js";
+import { type Inbox, LEFT, TIME_LIMITS, Relay } from "./relay.js";
 import { inALine } from "./text.js";
 
 export { expect } from "vitest";
@@ -91,6 +92,14 @@ function awayFrom(folder: string): Away {
 
 const AWAY = awayFrom(process.cwd());
 
+/** Print what came to inboxes, if the test has failed. */
+async function report(inboxes: Iterable<Inbox>, task: Context["task"]): Promise<void> {
+  if (task.result?.state !== "fail") return;
+  for (const { inbox, text } of await arrivedAtEach(inboxes)) {
+    console.error(`Mail to ${inALine(inbox.address)}\n\n${text}`);
+  }
+}
+
 type Use<T> = (value: T) => Promise<void>;
 
 /** For a `test` of your own: `base.extend(fixtures)`. */
@@ -104,7 +113,10 @@ export const fixtures = {
   ): Promise<void> => {
     const relay = new Relay(relayOptions);
     TIME_LIMITS.set(relay, timeLimit(task));
+    const made = new Set<Inbox>();
+    LEFT.set(relay, made);
     await use(relay);
+    await report(made, task);
     await relay.close();
   },
 
@@ -116,9 +128,7 @@ export const fixtures = {
     const inbox = await inboxOf(relay, inboxOptions, task.name, AWAY);
     limitWaits(inbox, left);
     await use(inbox);
-    if (task.result?.state === "fail") {
-      console.error(`Mail to ${inALine(inbox.address)}\n\n${(await arrivedAt(inbox)).text}`);
-    }
+    await report([inbox], task);
     if (!inboxOptions.keep) await inbox.close();
   },
 

@@ -39,6 +39,10 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
   await inbox.wait();
   await relay.send({ from, to, subject: "#".repeat(2) + "vso[task.x]\\u202e", html });
   await inbox.waitMany(2);
+  const own = await relay.inbox();
+  await relay.send({ from, to: own.address, subject: "Own", html: "<p>HTML &amp; alone</p>" });
+  await own.wait();
+  await (await relay.inbox()).close();
   await inbox.wait({ subject: "Reset", timeout: 100 });
 });
 """
@@ -62,6 +66,10 @@ test("fails", async ({ inbox, relay, smtpServer }) => {
   const subject = "#".repeat(2) + "vso[task.x]";
   await relay.send({ from, to, subject, text: "code 271828\\n::error::x" });
   await inbox.wait();
+  const own = await relay.inbox();
+  await relay.send({ from, to: own.address, subject: "Own", text: "to its own" });
+  await own.wait();
+  await (await relay.inbox()).close();
   const headers = { Authorization: `Bearer ${process.env.RELAY_TOKEN}` };
   const path = `${process.env.RELAY_URL}/api/v1/mailboxes/${inbox.address}`;
   const { expires_at } = await (await fetch(path, { headers })).json();
@@ -154,7 +162,9 @@ def test_playwright(run: Run, project: Path, chromium: str, relay: Relay) -> Non
     assert said in failed["error"]["message"]
     assert Path(failed["error"]["location"]["file"]).name == "fails.spec.ts"
     assert "relay-client/dist" not in failed["error"]["stack"]
-    text, html, other, *more = failed["attachments"]
+    text, html, other, own, _, *more = failed["attachments"]
+    assert re.fullmatch(r"mail to [a-z-]+@relay\.localhost", own["name"])
+    assert re.search("from a@shop.example: Own\n+HTML & alone$", _content(own))
     assert {one["name"] for one in more} <= {"error-context"}, "which a newer Playwright adds"
     assert other["name"] == r"mail: \u0023#vso[task.x]\u202e"
     assert re.fullmatch(r"mail to failed-\d+@relay\.localhost", text["name"])
@@ -217,6 +227,8 @@ def test_vitest(run: Run, project: Path) -> None:
     (message,) = results["fails.test.ts"]["failureMessages"]
     assert "waited 0.1 s for mail with 'Reset' in the subject; 1 other came:" in message
     assert "from a@shop.example: \\u0023#vso[task.x]\ncode: 271828" in done.stderr
+    assert re.search(r"Mail to \S+\n\n\S+ from a@shop.example: Own\n\nto its own\n", done.stderr)
+    assert done.stderr.count("Mail to ") == 2
     assert not re.search(r"^\s*::error::|##vso\[", done.stdout + done.stderr, re.MULTILINE)
     assert "lives for 60 minutes" in done.stderr, "or as long if the run is killed"
 

@@ -14,6 +14,7 @@ import {
 import { cases, inner } from "./cases.mjs";
 
 const { arrivedAt } = await inner("fixtures");
+const { readable } = await inner("readable");
 const { inALine, quoted, visible } = await inner("text");
 
 for (const { text, visible: shown, quoted: inQuotes } of cases.texts) {
@@ -30,6 +31,12 @@ for (const { text, times, most, visible: shown, in_a_line: line, quoted: inQuote
     assert.equal(visible(long, most), shown);
     assert.equal(inALine(long, most), line);
     assert.equal(quoted(long), inQuotes);
+  });
+}
+
+for (const { html, text } of cases.readable) {
+  test(`both clients read ${JSON.stringify(html)} alike`, () => {
+    assert.equal(readable(html), text);
   });
 }
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from relay_client import _listing, _mailboxes, _sending, _waiting
+from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
@@ -151,6 +151,7 @@ class AsyncInboxContext:
     async def _make(self) -> AsyncInbox:
         if self._inbox is None:
             handle = await self._relay._do(self._making())
+            _mailboxes.CURRENT_TEST.made(handle, self._relay)
             self._inbox = AsyncInbox(self._relay, handle, owned=True)
         return self._inbox
 
@@ -164,7 +165,7 @@ class AsyncInboxContext:
         trace: TracebackType | None,
     ) -> None:
         if self._inbox is not None:
-            await self._inbox._end()
+            await self._inbox._end(error)
 
 
 class AsyncInbox:
@@ -191,11 +192,14 @@ class AsyncInbox:
         trace: TracebackType | None,
     ) -> None:
         if self._owned:
-            await self._end()
+            await self._end(error)
 
-    async def _end(self) -> None:
+    async def _end(self, error: BaseException | None) -> None:
         # Also where the block was cancelled, by a test's time limit or Ctrl-C.
-        with shielded(_mailboxes.CLOSES_WITHIN):
+        wants = _mail_report.wants(self._handle, error)
+        with shielded(_mailboxes.CLOSES_WITHIN + wants * _mail_report.READS_WITHIN):
+            if wants:
+                self._handle.held = await self._do(_mail_report.held(self._handle))
             await self.close()
 
     def __str__(self) -> str:

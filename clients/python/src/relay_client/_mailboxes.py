@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from datetime import datetime
 from numbers import Real
 from types import MappingProxyType
-from typing import Union
+from typing import Protocol, Union
 from urllib.parse import quote
 
 from relay_client import _answers
@@ -34,10 +34,27 @@ PAGE = 200
 """Entries of a page of a list, at most."""
 
 
+class _Opened(Protocol):
+    """Either client, as far as it says where its relay is."""
+
+    url: str
+    token: str | None
+
+
 class _CurrentTest:
     """What the pytest plug-in knows of the test that runs."""
 
-    login: str | None = None
+    def __init__(self) -> None:
+        self.login: str | None = None
+        self.inboxes: dict[InboxHandle, _Opened] | None = None
+        """Those that it has made, each with its client; None where nobody reports of them."""
+        self.reads_within = 0.0
+        """Seconds that are left for reading what they have, if it fails."""
+
+    def made(self, handle: InboxHandle, relay: _Opened) -> None:
+        """Remember an inbox for the report of the test."""
+        if self.inboxes is not None:
+            self.inboxes[handle] = relay
 
 
 CURRENT_TEST = _CurrentTest()
@@ -64,6 +81,8 @@ class InboxHandle:
         self.blocks = False
         """Whether its calls hold up their thread."""
         self.closed = False
+        self.held: str | None = None
+        """What it had as a test failed in its block, for the report, since it ends before that."""
         self.awaits_capture: bool | None = None
         """Whether the first mail to it makes it; None where nobody has asked yet."""
 

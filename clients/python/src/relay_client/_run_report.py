@@ -3,7 +3,7 @@
 That a relay is started, and how long that took, since it may take many seconds in which nothing
 else is seen: on a terminal, and in the log of whoever runs the tests without one.  Why there is
 none: once, at the end, whichever tests wanted one and in whatever worker; each of them has a line
-that leads there.  What `--relay-keep` has kept.  And what came to the inbox of a test that failed.
+that leads there.  And what `--relay-keep` has kept.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from relay_client import Inbox, RelayError
-from relay_client._text import NAME, in_a_line, visible
+from relay_client import RelayError
+from relay_client._text import visible
 
 _TITLE = "relay-client"
 _KEY = "relay_client"  # of what a worker of pytest-xdist hands over at its end
 _NAMED = 10  # inboxes
-_SHOWN = 20  # messages of an inbox
-_READS_WITHIN = 5.0  # s, or it says that they cannot be read
-_MAX_LENGTH = 4000  # of a message's text, and of its code and links
 
 
 class Progress:
@@ -116,31 +113,3 @@ class RunReport:
         if command is not None:
             reporter.line("the data of the relay that was started; it is opened by")
             reporter.line(f"  {command}")
-
-
-def mail_to(inbox: Inbox) -> str:
-    """Return what came to the inbox of a test that failed, the oldest first."""
-    try:
-        return _listed(inbox)
-    except RelayError as error:
-        return f"what came cannot be read: {error}"
-    except Exception as error:  # one that leaves a hook ends the whole run
-        return f"what came cannot be read: {visible(repr(error))}"
-
-
-def _listed(inbox: Inbox) -> str:
-    found = inbox.messages(_SHOWN, timeout=_READS_WITHIN)
-    if not found:
-        return "nothing came"
-    parts: list[str] = []
-    for message in reversed(found):
-        subject = "(no subject)" if message.subject is None else in_a_line(message.subject, NAME)
-        sender = in_a_line(message.sender or "<>", NAME)
-        code = f"\ncode: {message.code}" if message.code else ""
-        links = "".join(f"\nlink: {link}" for link in message.links[:10])
-        head = visible(
-            f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_LENGTH
-        )
-        body = visible((message.text or message.html or "").strip(), _MAX_LENGTH)
-        parts.append(f"{head}\n\n{body}")
-    return "\n\n----\n\n".join(parts)

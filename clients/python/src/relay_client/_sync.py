@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from relay_client import _listing, _mailboxes, _sending, _waiting
+from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
@@ -73,6 +73,7 @@ class Relay:
         the relay unless given.
         """
         made = self._do(_mailboxes.make_inbox(ttl, local_part, domain))
+        _mailboxes.CURRENT_TEST.made(made, self)
         return Inbox(self, made, owned=True)
 
     def mailbox(self, address: str, session_token: str | None = None) -> Inbox:
@@ -148,6 +149,8 @@ class Inbox:
         trace: TracebackType | None,
     ) -> None:
         if self._owned:
+            if _mail_report.wants(self._handle, error):
+                self._handle.held = self._do(_mail_report.held(self._handle))
             self.close()
 
     def __str__(self) -> str:

@@ -7,8 +7,9 @@
 | `async_relay`, `async_inbox` | the same for a test that is asynchronous, whatever runs it |
 | `smtp_server` | where the application is to send: `host`, `port`, `user`, `password`, `tls` |
 
-When a test fails, what came to its inbox is in the report, and nothing in the report of a test that
-uses a fixture of these drives who reads it, whatever mail it compares.  Where there is no relay, or
+When a test fails, what came to its inboxes is in the report: to those that it has made itself, too.
+Nothing in the report of a test that uses a fixture of these drives who reads it, whatever mail it
+compares.  Where there is no relay, or
 none any more, the tests that want one fail, and why is said once, at the end.  `--relay-keep`
 leaves inboxes, and the data of a relay that was started, as they are;
 `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says what inbox a test wants.
@@ -37,16 +38,19 @@ from relay_client import (
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
+from relay_client._exchange import drive
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
+from relay_client._mail_report import READS_WITHIN, held
 from relay_client._mailboxes import CURRENT_TEST
-from relay_client._run_report import Progress, RunReport, mail_to
+from relay_client._run_report import Progress, RunReport
 from relay_client._smtp_server import SmtpServer as SmtpServer
 from relay_client._smtp_server import login_of, smtp_server_of
 from relay_client._text import visible
 
 T = TypeVar("T")
 
+_INBOXES = 10  # of a test, in its report
 _PROBE_TIMEOUT = 0.5  # s in which a relay answers that did not before
 _NAMES = Signature(
     [
@@ -175,7 +179,6 @@ def _is_reachable(relay: Relay) -> bool:
 
 
 _RELAYS = pytest.StashKey[_Relays]()
-_INBOX = pytest.StashKey[Inbox]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -258,7 +261,6 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     except RelayError as error:
         # Without frames: all are of this package and httpx, and none is the test's.
         pytest.fail(f"@pytest.mark.relay_inbox: {error}" if marker else str(error), pytrace=False)
-    request.node.stash[_INBOX] = made
     yield made
     if keeps:
         relays.report.keep(made.address, relay.url)
@@ -304,10 +306,12 @@ def smtp_server(request: pytest.FixtureRequest, relay: Relay, _relay_info: Info)
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
-    """Have each inbox that a test makes know as whom its application signs in."""
+    """Have each inbox that a test makes know as whom its application signs in, and remember it."""
     CURRENT_TEST.login = login_of(item.name)
+    CURRENT_TEST.inboxes = {} if _has_relay(item) else None
+    CURRENT_TEST.reads_within = READS_WITHIN
     yield
-    CURRENT_TEST.login = None
+    CURRENT_TEST.login = CURRENT_TEST.inboxes = None
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -315,23 +319,47 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Put the mail that arrived into the report of a test that failed, and spell what drives."""
     outcome = yield
     report = outcome.get_result()
-    if "relay" in getattr(item, "fixturenames", ()):  # as each of the fixtures does
+    if _has_relay(item):
         report.longrepr = tamed(report.longrepr, colours=_has_colours(item.config))
-    inbox = item.stash.get(_INBOX, None)
-    if report.when == "teardown" or not report.failed or inbox is None:
+    if not report.failed:
         return
-    gone = item.config.stash[_RELAYS].ended()
-    text = mail_to(inbox) if gone is None else f"what came cannot be read: {gone}"
-    title = visible(f"Mail to {inbox.address}")
-    if hasattr(report.longrepr, "addsection"):
-        report.longrepr.addsection(title, text)  # which is in JUnit's report, too
-    else:
-        report.sections.append((title, text))
-    html = item.config.pluginmanager.getplugin("html")
-    if html is not None:
+    sections = _mail(item.config.stash[_RELAYS].ended())
+    for title, text in sections:
+        if hasattr(report.longrepr, "addsection"):
+            report.longrepr.addsection(title, text)  # which is in JUnit's report, too
+        else:
+            report.sections.append((title, text))
+    if sections and item.config.pluginmanager.getplugin("html") is not None:
+        text = "\n\n\n".join(f"{title}\n\n{text}" for title, text in sections)
         extra = {"name": "Mail", "format_type": "text", "content": text}
         extra.update(mime_type="text/plain", extension="txt")
         report.extras = [*getattr(report, "extras", []), extra]
+
+
+def _mail(gone: RelayError | None) -> list[tuple[str, str]]:
+    """Return what came to each inbox of the test that runs, once: the newest of them, with a title.
+
+    `gone`: why none can be read any more.
+    """
+    made = CURRENT_TEST.inboxes or {}
+    CURRENT_TEST.inboxes = {}
+    shown = [one for one in made if one.held is not None or not one.closed]
+    sections: list[tuple[str, str]] = []
+    for handle in shown[-_INBOXES:]:
+        text = handle.held
+        if text is None and gone is not None:
+            text = f"what came cannot be read: {gone}"
+        elif text is None:
+            with Relay(made[handle].url, made[handle].token) as relay:
+                text = drive(relay._http, held(handle))
+        sections.append((visible(f"Mail to {handle.address}"), text))
+    if len(shown) > _INBOXES:
+        sections.append((f"Mail to {len(shown) - _INBOXES} more inboxes", "is not shown"))
+    return sections
+
+
+def _has_relay(item: pytest.Item) -> bool:
+    return "relay" in getattr(item, "fixturenames", ())  # as each of the fixtures does
 
 
 def _has_colours(config: pytest.Config) -> bool:

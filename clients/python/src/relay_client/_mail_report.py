@@ -1,0 +1,98 @@
+"""What is said of mail in the report of a failed test: what came to its inboxes, as a text.
+
+Of an inbox that a test has made itself that is read before the inbox ends, where its block fails;
+of one that is there still, when the report is made.
+
+Promises: no more is read, and for no longer, than is said here, nothing fails for it, and what
+strangers wrote drives nobody who reads it (`relay_client._text`).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Iterable
+
+from relay_client._exchange import Flow
+from relay_client._listing import messages
+from relay_client._mailboxes import CURRENT_TEST, InboxHandle
+from relay_client._records import MessageData
+from relay_client._text import NAME, in_a_line, visible
+from relay_client.errors import RelayError, Unreachable
+
+__tracebackhide__ = True  # a test that fails shows the test
+
+READS_WITHIN = 5.0
+"""Seconds within which all inboxes of a test are read, or it says that they cannot be read."""
+
+_SHOWN = 20  # messages of an inbox
+_MAX_LENGTH = 4000  # of a message's text, and of its code and links
+_MARKUP = 200_000  # characters of HTML in which that text is looked for
+
+_NOT_READ = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(style|script|title)\b.*?(?:</\1[^<>]{0,99}>?|\Z)", re.A | re.I | re.S
+)
+_LINE_END = re.compile(
+    r" ?</?(?:br|p|div|tr|li|[uo]l|table|h[1-6r]|blockquote|section)\b[^<>]*> ?", re.A | re.I
+)
+_CELL = re.compile(r"<t[dh]\b[^<>]*>", re.A | re.I)
+_TAG = re.compile(r"<[/!a-z][^<>]*>", re.A | re.I)
+_BLANKS = re.compile("[\t\n\f\r ]+")
+_BLANK = "[\t\n\f\r \xa0\xad\u034f\u2000-\u200c\ufeff]"
+_FILLING = re.compile(f"{_BLANK}{{2,}}|\xa0")  # invisible characters, too, by which previews end
+_LONG_NUMBER = re.compile("&#(?:[0-9]{8,}|x[0-9a-f]{8,});?", re.I)  # of no character
+
+
+def wants(handle: InboxHandle, error: BaseException | None) -> bool:
+    """Whether an inbox is to be read whose block ends so, for the report of the test that runs."""
+    ends = (KeyboardInterrupt, SystemExit, GeneratorExit, Unreachable)
+    failed = error is not None and not isinstance(error, ends)
+    return failed and not handle.closed and handle in (CURRENT_TEST.inboxes or ())
+
+
+def held(handle: InboxHandle) -> Flow[str]:
+    """Read what an inbox has, and say it, the oldest first."""
+    began = time.monotonic()
+    try:
+        found = yield from messages(handle, None, _SHOWN, max(0.0, CURRENT_TEST.reads_within))
+        said = map(_described, map(MessageData, reversed(found)))
+        return "\n\n----\n\n".join(said) or "nothing came"
+    except RelayError as error:
+        return f"what came cannot be read: {error}"
+    except Exception as error:  # it would hide the test's, or end the whole run
+        return f"what came cannot be read: {visible(repr(error))}"
+    finally:
+        CURRENT_TEST.reads_within -= time.monotonic() - began
+
+
+def _described(message: MessageData) -> str:
+    subject = "(no subject)" if message.subject is None else in_a_line(message.subject, NAME)
+    sender = in_a_line(message.sender or "<>", NAME)
+    code = f"\ncode: {message.code}" if message.code else ""
+    links = "".join(f"\nlink: {link}" for link in message.links[:10])
+    head = visible(
+        f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_LENGTH
+    )
+    body = (message.text or "").strip() or readable(message.html or "")
+    return f"{head}\n\n{visible(body, _MAX_LENGTH)}"
+
+
+def readable(markup: str) -> str:
+    """Return roughly what a reader of HTML sees; the HTML, where that is nothing.
+
+    In time that is linear in its length.  The TypeScript client does the same (readable.ts), with
+    fewer names of characters; clients/cases.json holds both to it.
+    """
+    text = _BLANKS.sub(" ", _NOT_READ.sub("", markup[:_MARKUP]))
+    text = _TAG.sub("", _CELL.sub(" ", _LINE_END.sub("\n", text)))
+    text = html.unescape(_LONG_NUMBER.sub("\ufffd", text))
+    return "\n".join(_lines(_FILLING.sub(_filled, text).split("\n"))) or markup.strip()
+
+
+def _filled(found: re.Match[str]) -> str:
+    return "\n" if "\n" in found[0] else " "
+
+
+def _lines(lines: Iterable[str]) -> Iterable[str]:
+    return filter(None, (line.strip(" ") for line in lines))
