@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import trio
 
@@ -49,7 +50,8 @@ from relay.mailboxes.verdicts import Judge
 from relay.net import gethostname
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.gates import Gates, Standing
+from relay.outbound.gates import Gates
+from relay.outbound.held_back import Standing
 from relay.outbound.notified import Notified
 from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.senders import LOOP, Senders
@@ -118,9 +120,12 @@ def control_deps(
     senders = Senders(pool, keyring.vault, private_upstreams=settings.outbound.private_upstreams)
     judge = Judge(resolver, receiver=store.domains[0])
 
-    def destinations() -> Sequence[Standing]:
+    def destinations(owner: UUID | None, domain: str | None) -> Sequence[Standing]:
         now = trio.current_time()
-        return [*gates.statistics(now), *traffic.statistics(now)]
+        found = gates.statistics(now, None if owner is None else owner.int, domain)
+        if owner is not None:
+            return found  # of whom is slowed it is not known whose mail that concerns
+        return [*found, *(one for one in traffic.statistics(now) if one.concerns(domain))]
 
     def make(serving: Serving) -> Deps:
         all_messages = AllMessages(pool)

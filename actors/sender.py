@@ -314,7 +314,7 @@ class _Sender:
             dispatch,
             self._custody.give_back,
             traffic,
-            lambda job, outcome: settler.words(job.message, outcome, limit=_WORDS),
+            lambda job, outcome, secrets: settler.words(job.message, outcome, secrets, _WORDS),
             self._shaping,
             self._out_of_reach,
         )

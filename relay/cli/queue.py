@@ -208,27 +208,37 @@ def _act_on_all(
 
 
 @queue.command()
+@click.option("--domain", metavar="D", help="Only what holds back mail to this domain.")
+@options.token
 @options.data_dir
 @options.as_json
-def destinations(data_dir: Path, as_json: bool) -> None:
-    """List the routes, destinations and receivers that this node holds back, and why."""
-    found = Api.find(data_dir).get("/api/v1/queue/destinations")
+def destinations(domain: str | None, token: str | None, data_dir: Path, as_json: bool) -> None:
+    """List what this node holds back, and why: routes, destinations, receivers, owners' mail."""
+    api = Api.find(data_dir, token=token_from(token))
+    found = api.get("/api/v1/queue/destinations", domain=domain)
     if as_json:
         output.document(found)
         return
     output.table(
-        ("route", "domain", "at once", "opens in", "reason"),
+        ("route", "domain", "at once", "since", "until", "why", "said last"),
         [
             (
                 output.line(one["route"]),
-                output.line(one["domain"]),
+                output.line(one["domain"] or ", ".join(one["domains"])),
                 str(one["window"]),
-                (output.span(one["opens_in"]), "yellow") if one["opens_in"] > 0 else "",
+                output.moment(one["since"]),
+                (output.until(one["until"]), "yellow") if one["until"] else "",
+                output.line(_why(one)),
                 output.line(one["reason"]),
             )
             for one in found
         ],
     )
+
+
+def _why(one: dict[str, Any]) -> str:
+    rule = f" ({one['rule']})" if one["rule"] else ""
+    return f"{one['why']}{rule}: {one['says']}" + (f"; of {one['owner']}" if one["owner"] else "")
 
 
 @queue.command()

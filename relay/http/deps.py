@@ -48,7 +48,7 @@ from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.gates import Standing
+from relay.outbound.held_back import Standing
 from relay.outbound.notified import Notified
 from relay.outbound.senders import LOOP, Senders
 from relay.outbound.sending import Enqueue, WakeOutbound
@@ -279,7 +279,8 @@ class Deps:
     unparsed: Callable[[], Awaitable[int]]  # how many messages wait for the parser
     collector_report: Callable[[], Awaitable[Report]]
     wake_outbound: WakeOutbound
-    destinations: Callable[[], Sequence[Standing]] = tuple  # held back by this node's sender
+    # What this node holds back, of an owner's mail or of all, and to a domain or to any.
+    destinations: Callable[[UUID | None, str | None], Sequence[Standing]] = lambda *_: ()
     limits_of: Callable[[Collection[str]], Mapping[str, Given]] = lambda _: {}  # of destinations
     private_webhooks: bool = False  # whether a URL may name a private address
     devices: DeviceInbox | None = None  # the device inbox, where this process has one

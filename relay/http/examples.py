@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.errors import Bug
+from relay.outbound.held_back import SAYS, Why
 
 BASE = "http://127.0.0.1:8025"
 """Stands for the URL of the relay; whoever shows an example puts the real one in its place."""
@@ -386,7 +387,14 @@ SPECIAL: Mapping[str, Any] = {
     "QueuedMessage.status": "queued",
     "OutboundMessage.id": _OUTBOUND,
     "Failure.status": "bounced",
-    "Destination.reason": "rcpt: 451",
+    "Destination.why": str(Why.DEFERRING),
+    "Destination.says": SAYS[Why.DEFERRING],
+    "Destination.since": _NOW,
+    "Destination.until": _LATER,
+    "Destination.reason": "rcpt: 451 4.3.2 too busy",
+    "Destination.rule": "google:57",
+    "Destination.owner": None,
+    "Destination.domains": ["example.org"],
     "Failure.error": "550 5.1.1 no such user",
     "DeliveryEvent.code": 250,
     "DeliveryEvent.enhanced": "2.0.0",

@@ -47,6 +47,7 @@ from relay.log import get_logger
 from relay.metrics import registry
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
+from relay.outbound.held_back import OPENING, Why, why_of
 from relay.outbound.jobs import Job
 from relay.outbound.shaping.echoes import without
 from relay.outbound.shaping.rules import ABOUT_RECIPIENT, Asks
@@ -59,13 +60,11 @@ log = get_logger()
 _STRIKES = Counter(
     "relay_outbound_pauses", "Pauses of a route or a destination.", ["what"], registry=registry
 )
-_OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 _OF_THE_RECIPIENT = ("4.1.", "4.2.")
 _GREYLISTED = re.compile(r"gr[ea]y-?list", re.IGNORECASE)
 _SUSPENDED_WAIT = 5.0  # s
 _WAIT_FOR_LATE = 1  # messages to one domain
-
-_NO_DNS = "dns: no answer"
+_NO_ANSWER = "no answer"
 
 LOOKING_UP = ("mx", "dns")
 """Instead of a route, in the gates before domains whose servers are looked up."""
@@ -79,8 +78,8 @@ OutOfReach = Callable[[Collection[int], str], None]
 """Told of lanes whose mail nobody has taken for long, and what the last trouble was."""
 
 
-Words = Callable[[Job, Outcome], str]
-"""What was replied, as it may be kept."""
+Words = Callable[[Job, Outcome, Collection[str]], str]
+"""What was replied, as it may be kept; the collection has the spellings of a password."""
 
 
 class Notes(Protocol):
@@ -105,7 +104,7 @@ class Gatekeeper:
         dispatch: Dispatch[Job, Any],
         give_back: GiveBack,
         traffic: Traffic | None = None,
-        words: Words = lambda _job, outcome: str(outcome.code),
+        words: Words = lambda _job, outcome, _secrets: str(outcome.code),
         notes: Notes | None = None,
         out_of_reach: OutOfReach = lambda _lanes, _why: None,
     ) -> None:
@@ -139,7 +138,7 @@ class Gatekeeper:
             if gate is None or (key.is_for_claims and gate.gone):
                 continue
             met = True
-            self._gates.before(job.message.own_lane, gate, job.owner)
+            self._before(gate, job)
             if key.is_for_claims:
                 passed.append(gate)  # it holds back what is not claimed yet
             elif gate.room_for(job.owner, now) < 1:
@@ -159,6 +158,9 @@ class Gatekeeper:
             gate.had_turn(job.owner)
         return True
 
+    def _before(self, gate: Gate, job: Job) -> None:
+        self._gates.before(job.message.own_lane, gate, job.owner, job.domain)
+
     def _turn_away(self, gate: Gate, job: Job, now: float) -> None:
         """Give back what a gate does not let through, and keep its owner's turn there."""
         wait = self._wait(gate, now)
@@ -175,11 +177,10 @@ class Gatekeeper:
             self._no_room_for(gate, job, now)
             return False
         if self._dispatch.is_stuck(line, now):
-            self._gates.before(job.message.own_lane, gate, job.owner)
+            self._before(gate, job)
             self._give_back(job, now, gate.wait(now))
             return False
-        gate.open()
-        gate.narrow(max(self._dispatch.most_silent(line, now), 1), now)
+        gate.bound(max(self._dispatch.most_silent(line, now), 1), now, Why.SILENT)
         return True
 
     def _lets_wait_for_slow(self, line: Line[Job, Any], job: Job, now: float) -> bool:
@@ -192,8 +193,8 @@ class Gatekeeper:
         room = self._dispatch.room_to_wait(job.priority)
         if not room or (job.priority and gate in self._slow_away):
             self._slow_away[gate] = None
-            self._gates.before(job.message.own_lane, gate, job.owner)
-            gate.narrow(0, now)
+            self._before(gate, job)
+            gate.narrow(0, now, Why.SLOW)
             self._give_back(job, now, gate.wait(now))
             return False
         if gate not in self._slow_away:
@@ -205,21 +206,19 @@ class Gatekeeper:
         count = min(self._dispatch.room_to_wait(), len(self._slow_away)) if self._slow_away else 0
         for gate in list(self._slow_away)[:count]:
             del self._slow_away[gate]
-            gate.open()
-            gate.narrow(gate.busy + 1, now)
+            gate.bound(gate.busy + 1, now, Why.SLOW)
         return count > 0
 
     def _bound_claims(self, line: Line[Job, Any], gate: Gate, now: float) -> None:
         """Hold no more of what goes to a slow site than it has use for: it fills the room for what
         others have due."""
-        gate.open()
-        gate.narrow(self._dispatch.worth_holding(line, now), now)
+        gate.bound(self._dispatch.worth_holding(line, now), now, Why.SLOW)
 
     def _no_room_for(self, gate: Gate, job: Job, now: float) -> None:
         """Give back what cannot begin, and claim no more of it before something could."""
-        self._gates.before(job.message.own_lane, gate, job.owner)
+        self._before(gate, job)
         if gate.window:
-            gate.narrow(0, now)
+            gate.narrow(0, now, Why.NO_ROOM)
             self._turned_away.append(gate)
         self._give_back(job, now, gate.wait(now))
 
@@ -228,8 +227,7 @@ class Gatekeeper:
         count = min(self._dispatch.room_aside, len(self._turned_away))
         for _ in range(count):
             gate = self._turned_away.popleft()
-            gate.open()
-            gate.narrow(1, now)
+            gate.bound(1, now, Why.SILENT)
         return count > 0
 
     # Learning -------------------------------------------------------------------------------------
@@ -264,7 +262,7 @@ class Gatekeeper:
         return more
 
     def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
-        opening = outcome.phase in _OPENING
+        opening = outcome.phase in OPENING
         if outcome.code is not None and not (opening or outcome.route_trouble):
             self._dispatch.refused(line, now)
             if (held := self._gates.find(GateKey.for_claims(line.key))) is not None:
@@ -273,11 +271,20 @@ class Gatekeeper:
             self._dispatch.said_nothing(line)
         domain = None if opening else job.domain
         gate = self._gates.make(GateKey(line.key, domain))
-        self._gates.before(job.message.own_lane, gate, job.owner)
+        self._before(gate, job)
         plain = opening or outcome.route_trouble or outcome.code == 421
         phase, code = outcome.phase.value, outcome.code
-        why = f"{phase}: no answer" if code is None else f"{phase}: {code}"
-        if not gate.bad(now, plain=plain, why=why, strikes=not _is_greylisting(job, outcome)):
+        met = f"{phase}: {_NO_ANSWER}" if code is None else f"{phase}: {code}"
+        struck = gate.bad(
+            now,
+            plain=plain,
+            why=why_of(outcome),
+            met=met,
+            replied=self._replied(line, job, outcome, gate, now),
+            met_by=job.owner,
+            strikes=not _is_greylisting(job, outcome),
+        )
+        if not struck:
             return
         what = "route" if opening else "destination"
         _STRIKES.labels(what).inc()
@@ -293,7 +300,16 @@ class Gatekeeper:
         self._take_back(gate, line, now, domain)
         if plain and line.is_site and gate.long_shut(now) and not self._has_sources:
             # Of no other lane that waits for it: its domain may have moved meanwhile.
-            self._out_of_reach({job.message.own_lane}, why)
+            self._out_of_reach({job.message.own_lane}, met)
+
+    def _replied(
+        self, line: Line[Job, Any], job: Job, outcome: Outcome, gate: Gate, now: float
+    ) -> str | None:
+        """What was met, with its words; None: the gate is shut, and takes no note of it."""
+        if now < gate.opens_at:
+            return None
+        secrets = () if line.way is None else line.way.secrets
+        return f"{outcome.phase.value}: {self._words(job, outcome, secrets)}"
 
     # What receivers ask for -----------------------------------------------------------------------
 
@@ -309,7 +325,7 @@ class Gatekeeper:
             job.domain,
             outcome,
             now,
-            lambda: self._words(job, outcome),
+            lambda: self._words(job, outcome, ()),
             _own_words(job),
         )
         if asked is None:
@@ -334,7 +350,7 @@ class Gatekeeper:
     def _refused(self, job: Job, outcome: Outcome) -> None:
         log.info("outbound.recipient_suppressed", id=str(job.message.id), code=outcome.code)
         if self._notes is not None:
-            self._notes.refused(job, self._words(job, outcome))
+            self._notes.refused(job, self._words(job, outcome, ()))
 
     def _judge(self, line: Line[Job, Any], job: Job, outcome: Outcome) -> None:
         """Do what follows from a final refusal as from a report, where no rule has a meaning for
@@ -356,13 +372,16 @@ class Gatekeeper:
         if found.suppress:
             self._refused(job, outcome)
         elif self._notes is not None:
-            self._notes.full(job, outcome.enhanced, self._words(job, outcome))
+            self._notes.full(job, outcome.enhanced, self._words(job, outcome, ()))
 
     def suspend(self, learned: Learned, now: float) -> None:
         """Begin nothing more that goes to a receiver, and take back what waits for it."""
         receiver = learned.receiver
         gate = self._gates.make(receiver.gate_key)
-        gate.suspend(learned.until, learned.reason)
+        gate.suspend(
+            *(learned.until, learned.reason, learned.held_since, learned.rule or None),
+            learned.domain,
+        )
         for line in list(self._dispatch.lines.values()):
             if line.waits and receiver_of(line.key) == receiver:
                 self._take_back(gate, line, now)
@@ -380,7 +399,7 @@ class Gatekeeper:
         """Give back what waits in a line behind a gate; unless `all_of_it`, what that has no room
         for."""
         for job in self._dispatch.remove(line, domain, owner):
-            self._gates.before(job.message.own_lane, gate, job.owner)
+            self._before(gate, job)
             if all_of_it or (gate not in job.gates and gate.room(now) < 1):
                 self._turn_away(gate, job, now)
             else:
@@ -414,9 +433,9 @@ class Gatekeeper:
         gate = self._gates.make(key) if late else self._gates.find(key)
         if gate is None:
             return True
-        self._gates.before(job.message.own_lane, gate, job.owner)
+        self._before(gate, job)
         if late:
-            gate.narrow(_WAIT_FOR_LATE, now)
+            gate.narrow(_WAIT_FOR_LATE, now, Why.NO_DNS)
         if gate not in job.gates and gate.room(now) < 1:
             self._give_back(job, now, gate.wait(now))
             return False
@@ -429,14 +448,17 @@ class Gatekeeper:
         if gate is not None:
             gate.open()
 
-    def not_found(self, domain: str, lanes: Collection[int], now: float) -> None:
-        """The DNS cannot say where a domain's mail goes: its lanes wait."""
+    def not_found(self, domain: str, jobs: Collection[Job], now: float, outcome: Outcome) -> None:
+        """It cannot be found out where a domain's mail goes, or how: its lanes wait."""
         gate = self._gates.make(GateKey(LOOKING_UP, domain))
-        for lane in lanes:
-            self._gates.before(lane, gate)
-        if gate.bad(now, plain=True, why=_NO_DNS):
+        for job in jobs:
+            self._before(gate, job)
+        met = f"dns: {_NO_ANSWER}"
+        why = Why.POLICY if why_of(outcome) is Why.POLICY else Why.NO_DNS
+        if gate.bad(now, plain=True, why=why, met=met, replied=outcome.text):
             if gate.long_shut(now):
-                self._out_of_reach({*lanes, *self._gates.behind((gate,))}, _NO_DNS)
+                lanes = {job.message.own_lane for job in jobs}
+                self._out_of_reach({*lanes, *self._gates.behind((gate,))}, met)
             _STRIKES.labels("destination").inc()
             seconds = round(gate.opens_at - now, 3)
             log.warning("outbound.paused", what="destination", seconds=seconds, phase="dns")
@@ -471,7 +493,18 @@ class Gatekeeper:
             stalled = all(line.has_stalled(job.began_at, now) for job in jobs)
             if stalled and self._dispatch.has_all(line, now):
                 freed |= self._hold_back(line, jobs, now)
+            if stalled or line.is_silent(now):
+                self._tell_why(line, jobs, now)
         return freed
+
+    def _tell_why(self, line: Line[Job, Any], jobs: Collection[Job], now: float) -> None:
+        """Have the gate of a site that does not answer say what is awaited of it."""
+        gate = self._gates.find(GateKey.for_claims(line.key))
+        oldest = min(jobs, key=lambda job: job.began_at)
+        if gate is not None and not gate.gone and line.has_stalled(oldest.began_at, now):
+            awaited = Phase.CONNECT if oldest.connection is None else oldest.connection.awaits
+            why = Why.SILENT if awaited in OPENING else Why.HANGING
+            gate.awaits(why, f"{awaited.value}: {_NO_ANSWER}", oldest.began_at)
 
     def _withdraw_and_narrow(self, begun: Mapping[Place[Job, Any], Job], now: float) -> None:
         """Take back what was announced behind what has stalled; narrow whose deliveries hang."""
@@ -512,8 +545,7 @@ class Gatekeeper:
         for job in begun:
             job.pass_gate(gate)
         wider = self._dispatch.widen_stuck(line, now)
-        gate.open()
-        gate.narrow(line.width if wider else line.workers, now)
+        gate.bound(line.width if wider else line.workers, now, Why.SILENT)
         for job in line.jobs():
             job.leave_gates()
         self._take_back(gate, line, now, all_of_it=False)
@@ -529,7 +561,7 @@ class Gatekeeper:
     ) -> None:
         """Hold no more than so many of a destination's or an owner's; give back the rest."""
         gate = self._gates.make(key)
-        gate.narrow(width, now)
+        gate.narrow(width, now, Why.HANGING if key.owner is None else Why.NO_ROOM)
         for place, job in begun.items():
             if key.route == ANY_ROUTE and place.aside:
                 continue  # it is in nobody's way

@@ -26,6 +26,8 @@ Promises
 - Where deliveries to a domain are capped, its gate stands while there are any, and is never wider.
 - What has said for how long it is not to be spoken to is suspended: shut until then, and `reopen`
   does not open it; `lift` does.
+- Each knows why it holds back, since when, and what was replied (`statistics`); that reply is for
+  the administrator and for the owner of the mail that met it.
 
 Fails: never.
 
@@ -37,10 +39,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from relay.outbound.backoff import LONGEST_PAUSE, MOMENT, pause
+from relay.outbound.held_back import Standing, Why
 
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
@@ -70,24 +73,14 @@ class GateKey(NamedTuple):
         return self.owner == _ALL_CLAIMS
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What a gate lets through: see `Gate` for the fields; `opens_in` in seconds, 0 when open."""
-
-    route: str
-    domain: str | None
-    window: int
-    busy: int
-    strikes: int
-    opens_in: float
-    reason: str | None = None
-
-
 _GRACE = 1.0
 """Seconds beyond those for which he was turned away, or the gate was shut, that an owner's turn is
 kept."""
 
 _MOST_SERVED = 64  # owners of whom is known when they had their turn
+
+_OTHERS = "others"  # instead of an owner: it is not known whose mail it was
+_MOST_DOMAINS = 20  # that are named of those behind a gate
 
 LONG = 24 * 60
 """Units, a day of 60 s: a trouble of so long is more than a bad hour, which a backlog may meet with
@@ -108,7 +101,13 @@ class Gate:
         "_turns",
         "_unit",
         "busy",
+        "met",
+        "met_by",
+        "met_for",
         "opens_at",
+        "replied",
+        "rule",
+        "since",
         "strikes",
         "struck_at",
         "suspended_until",
@@ -137,8 +136,19 @@ class Gate:
         self.suspended_until = -float("inf")
         self.trouble_until = -float("inf")
         """The instant of the last trouble, the pause that it led to included."""
-        self.why: str | None = None
-        """What the last trouble was, in a few words."""
+        self.why = Why.NO_ROOM
+        self.since = float("inf")
+        """The instant from which `why` holds; infinite: it holds nothing back."""
+        self.met: str | None = None
+        """What the last trouble was: a phase, and the code of a reply."""
+        self.replied: str | None = None
+        """The same with the words of the reply, as they may be kept,"""
+        self.met_by: Hashable = None
+        """and the owner whose mail was replied to so; None: they are for everybody."""
+        self.met_for: str | None = None
+        """The domain whose mail had one suspended,"""
+        self.rule: str | None = None
+        """and the traffic rule by which."""
 
     @property
     def gone(self) -> bool:
@@ -209,16 +219,28 @@ class Gate:
         """A delivery went well."""
         self.strikes = 0
         self.window = min(self.window + 1.0, float(self._full))
+        if self.window >= self._full:
+            self.since = float("inf")
 
     def open(self) -> None:
         """What it stood before is well again, all at once."""
         self.strikes = 0
         self.window = float(self._full)
         self.opens_at = -float("inf")
+        self.since = float("inf")
 
-    def suspend(self, until: float, why: str) -> None:
-        """It has asked to be left alone until then."""
-        self.why = why
+    def suspend(
+        self,
+        until: float,
+        replied: str,
+        since: float = float("inf"),
+        rule: str | None = None,
+        domain: str | None = None,
+    ) -> None:
+        """It has asked to be left alone until then, by a reply to mail for `domain`; the `rule` by
+        which that is heeded."""
+        self.why, self.since, self.rule, self.met_for = Why.SUSPENDED, since, rule, domain
+        self._note(replied.partition(" ")[0], replied, _OTHERS)
         self.window = 1.0
         self.suspended_until = self.opens_at = until
         self.trouble_until = max(self.trouble_until, until)
@@ -231,20 +253,62 @@ class Gate:
         """End a suspension."""
         self.suspended_until = self.opens_at = -float("inf")
 
-    def narrow(self, width: int, now: float) -> None:
+    def holds(self, now: float, *, claims: bool) -> bool:
+        """Whether anything waits for it; `claims`: it is before what is claimed, where a first look
+        at a site is no wait."""
+        if claims:
+            waits = self.busy > 0 or self.window < 1
+            return not self.gone and waits and now >= self.since + _GRACE
+        return not (self.gone or (self.since == float("inf") and self.room(now)))
+
+    def narrow(self, width: int, now: float, why: Why = Why.HANGING) -> None:
         """Nothing failed, but what is under way does not end: no more than `width` at once."""
-        self.why = "deliveries hang"
+        self.holds_back(why, now)
         self.window = min(self.window, float(width))
         self.trouble_until = max(self.trouble_until, now)
 
-    def bad(self, now: float, *, plain: bool, why: str | None = None, strikes: bool = True) -> bool:
+    def bound(self, width: int, now: float, why: Why) -> None:
+        """No more than `width` at once, whatever it was before."""
+        since = self.since
+        self.open()
+        self.since = since
+        self.narrow(width, now, why)
+
+    def holds_back(self, why: Why, since: float) -> None:
+        """Note why it does, unless that is known already."""
+        if self.since == float("inf") or why.is_trouble != self.why.is_trouble:
+            self.since = since
+            self._note(None, None)
+        self.why = why
+
+    def awaits(self, why: Why, met: str, since: float) -> None:
+        """Deliveries have waited for an answer since then, at what `met` says."""
+        self.holds_back(why, since)
+        if met != self.met:
+            self._note(met, met)
+
+    def _note(self, met: str | None, replied: str | None, met_by: Hashable = None) -> None:
+        self.met, self.replied, self.met_by = met, replied, met_by
+
+    def bad(
+        self,
+        now: float,
+        *,
+        plain: bool,
+        why: Why = Why.DEFERRING,
+        met: str | None = None,
+        replied: str | None = None,
+        met_by: Hashable = None,
+        strikes: bool = True,
+    ) -> bool:
         """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike.
 
-        `why`: what it was, in a few words; `strikes`: False for what may only narrow.
+        `met`, `replied` and `met_by` as they are kept; `strikes`: False for what may only narrow.
         """
         if now < self.opens_at:
             return False  # others had set out before the strike and met the same
-        self.why = why
+        self.holds_back(why, now)
+        self._note(met, replied or met, met_by)
         self.trouble_until = now
         self.window /= 2
         if not plain and (self.window >= 1 or not strikes):
@@ -269,7 +333,7 @@ class Gates:
         self._unit = unit
         self._rng = rng
         self._gates: dict[GateKey, Gate] = {}
-        self._lanes: dict[int, tuple[Gate, Hashable]] = {}  # with their owners
+        self._lanes: dict[int, tuple[Gate, Hashable, str | None]] = {}  # with owner and domain
         self._under_way: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -301,23 +365,39 @@ class Gates:
             gate = self._gates[key] = Gate(full, self._unit, self._rng, caps=caps)
         return gate
 
-    def statistics(self, now: float) -> list[Standing]:
-        """The gates of routes and destinations, those in the worst trouble first.
+    def statistics(
+        self, now: float, owner: Hashable = None, domain: str | None = None
+    ) -> list[Standing]:
+        """What holds mail back, the worst trouble first; a route and what is claimed of it as one.
 
-        `domain` None is a route's own.
+        `owner`: only what holds back mail of his, None: all; `domain`: only of mail to it.
         """
-        found = []
+        behind: dict[int, set[str]] = {}
+        for gate, whose, to in self._lanes.values():
+            if owner in (None, whose):
+                behind.setdefault(id(gate), set()).update(() if to is None else (to,))
+        found: dict[tuple[Hashable, ...], Standing] = {}
         for key, gate in self._gates.items():
-            if key.owner is not None:
+            names = set(behind.get(id(gate), ()))
+            if owner is None and gate.met_for is not None:
+                names.add(gate.met_for)
+            claims = key.is_for_claims
+            whose = None if claims else key.owner
+            if not gate.holds(now, claims=claims) or (
+                owner is not None and id(gate) not in behind and whose != owner
+            ):
                 continue
-            route, opens_in = _named(key.route), max(gate.opens_at - now, 0.0)
-            found.append(
-                Standing(
-                    *(route, key.domain, int(gate.window), gate.busy, gate.strikes, opens_in),
-                    reason=gate.why,
-                )
-            )
-        return sorted(found, key=lambda one: (-one.strikes, one.window, one.domain or ""))
+            if domain is not None and domain != key.domain and domain not in names:
+                continue
+            standing = _standing(key, gate, now, owner, names)
+            other = found.get((key.route, key.domain, whose))
+            if other is not None:
+                # Of a route and what is claimed of it, what has failed says more.
+                names |= set(other.domains)
+                worse = max(standing, other, key=lambda one: (one.strikes, -one.window))
+                standing = replace(worse, domains=tuple(sorted(names)[:_MOST_DOMAINS]))
+            found[key.route, key.domain, whose] = standing
+        return sorted(found.values(), key=_worst_first)
 
     def forget(self, now: float) -> None:
         """Drop the gates that are gone, or so long open that nobody seems to come any more."""
@@ -333,7 +413,7 @@ class Gates:
         for key in stale:
             del self._gates[key]
         dropped = set(map(id, stale.values()))
-        for lane, (gate, _) in list(self._lanes.items()):
+        for lane, (gate, _, _) in list(self._lanes.items()):
             if gate.gone or id(gate) in dropped:
                 del self._lanes[lane]
 
@@ -342,13 +422,15 @@ class Gates:
         for gate in self._gates.values():
             gate.reopen()
 
-    def before(self, lane: int, gate: Gate, owner: Hashable = None) -> None:
-        """Note that mail of this lane, and owner, met this gate last."""
-        self._lanes[lane] = gate, owner
+    def before(
+        self, lane: int, gate: Gate, owner: Hashable = None, domain: str | None = None
+    ) -> None:
+        """Note that mail of this lane, of an owner to a domain, met this gate last."""
+        self._lanes[lane] = gate, owner, domain
 
     def behind(self, gates: Collection[Gate | None]) -> list[int]:
         """The lanes whose mail met one of these gates last."""
-        return [lane for lane, (gate, _) in self._lanes.items() if gate in gates]
+        return [lane for lane, (gate, _, _) in self._lanes.items() if gate in gates]
 
     def nothing_before(self, lane: int) -> None:
         """Note that mail of this lane met no gate: what it had met is not on its way any more."""
@@ -374,7 +456,7 @@ class Gates:
 
     def allowance(self, lane: int, now: float) -> int | None:
         """How many more of a lane's messages may be claimed; None: as many as you like."""
-        gate, owner = self._lanes.get(lane, _NO_GATE)
+        gate, owner, _ = self._lanes.get(lane, _NO_GATE)
         if gate is None or gate.gone:
             if not self._cap:
                 return None
@@ -386,16 +468,41 @@ class Gates:
     def next_opening(self, now: float) -> float | None:
         """The earliest instant after `now` at which a gate that has mail waiting opens, or lets
         others through."""
-        gates = {id(gate): gate for gate, _ in self._lanes.values()}.values()
+        gates = {id(gate): gate for gate, _, _ in self._lanes.values()}.values()
         instants = (at for gate in gates for at in (gate.opens_at, gate.turns_change_at))
         return _earliest(at for at in instants if now < at < float("inf"))
 
 
-_NO_GATE: tuple[Gate | None, Hashable] = (None, None)
+_NO_GATE: tuple[Gate | None, Hashable, str | None] = (None, None, None)
+
+
+def _worst_first(one: Standing) -> tuple[float, int, int, str]:
+    return (-one.opens_in, -one.strikes, one.window, one.domain or "")
+
+
+def _standing(
+    key: GateKey, gate: Gate, now: float, owner: Hashable, domains: Collection[str]
+) -> Standing:
+    """What people are told of a gate: `owner` is told of replies to his mail alone."""
+    told = owner is None or gate.met_by in (None, owner)
+    return Standing(
+        "default" if key.route is None else _named(key.route),
+        key.domain,
+        int(gate.window),
+        gate.busy,
+        gate.strikes,
+        max(gate.opens_at - now, 0.0),
+        reason=gate.replied if told else gate.met,
+        why=gate.why,
+        held_for=None if gate.since == float("inf") else max(now - gate.since, 0.0),
+        rule=gate.rule,
+        owner=None if key.is_for_claims else key.owner,
+        domains=tuple(sorted(domains)[:_MOST_DOMAINS]),
+    )
 
 
 def _named(route: Any) -> str:
-    return "default" if route is None else str(route[1])
+    return route if isinstance(route, str) else str(route[1])
 
 
 def _earliest(instants: Iterable[float]) -> float | None:

@@ -14,7 +14,7 @@ from typing import Protocol
 from relay.access.owners import REPORTS_ID
 from relay.outbound.claimed import Claimed
 from relay.outbound.gates import Gate
-from relay.smtp.client import Mail
+from relay.smtp.client import Mail, Phase
 
 _REPORTS = REPORTS_ID.int
 
@@ -28,6 +28,10 @@ class Wire(Protocol):
     @property
     def in_data(self) -> bool:
         """Whether the message itself is being sent: too late to break off."""
+
+    @property
+    def awaits(self) -> Phase:
+        """The phase whose reply is awaited."""
 
     def abort(self) -> None:
         """Break off."""

@@ -306,7 +306,7 @@ class Workers:
         """The site of a domain is known, or why there is none."""
         now = trio.current_time()
         if isinstance(found, Unreachable) and not found.permanent:
-            self._gatekeeper.not_found(domain, [job.message.own_lane for job in jobs], now)
+            self._gatekeeper.not_found(domain, jobs, now, _unreachable(found))
         else:
             self._gatekeeper.found(domain)
         for job in jobs:
@@ -354,9 +354,7 @@ class Workers:
 
     def _unreachable(self, job: Job, why: Unreachable, now: float) -> None:
         """Nobody can be connected to for a job."""
-        verdict = Verdict.BOUNCED if why.permanent else Verdict.DEFERRED
-        outcome = ours(verdict, Phase.CONNECT, why.text)._replace(enhanced=why.enhanced)
-        self._settle(job, outcome, now, now=now)
+        self._settle(job, _unreachable(why), now, now=now)
 
     def _not_tried(self, job: Job, error: Exception, now: float) -> None:
         """The way itself cannot be read (a password, mostly): that is no fault of the message."""
@@ -899,6 +897,11 @@ class Workers:
         if job is not None and job in self._custody:
             outcome = ours(Verdict.DEFERRED, Phase.DATA, "an internal error of the relay")
             self._settle(job, outcome, trio.current_time())
+
+
+def _unreachable(why: Unreachable) -> Outcome:
+    verdict = Verdict.BOUNCED if why.permanent else Verdict.DEFERRED
+    return ours(verdict, Phase.CONNECT, why.text)._replace(enhanced=why.enhanced)
 
 
 def _let_go(job: Job) -> None:

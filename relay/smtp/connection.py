@@ -412,6 +412,11 @@ class Connection:
         return self._core.in_data
 
     @property
+    def awaits(self) -> Phase:
+        """The phase whose reply is awaited."""
+        return self._core.awaits
+
+    @property
     def closed(self) -> bool:
         """Whether the socket is closed."""
         return self._closed

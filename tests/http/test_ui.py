@@ -34,7 +34,7 @@ from relay.http.probes.links import unasked
 from relay.http.problem_types import TYPES
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
-from relay.outbound import workers
+from relay.outbound import held_back, workers
 from relay.outbound.mx import connections, dane, exchangers, sites, tlsa
 from relay.outbound.mx import sts as sts_kept
 from relay.settings import Settings, explain
@@ -170,7 +170,8 @@ VERDICTS = [
 PIECES = {"{0}: ignored by {1}.", "-{0} {1} is {2}", "is no domain name"}
 """Of `relay.checks.findings`, which `mended` tells, and of `relay.addresses`."""
 FAILURES = [
-    workers, exchangers, sites, sts_kept, dane, tlsa, connections, client, connection, replies,
+    held_back, workers, exchangers, sites, sts_kept, dane, tlsa, connections, client, connection,
+    replies,
 ]  # fmt: skip
 """What words why a message of the queue failed or waits."""
 BUGS = {

@@ -13,10 +13,12 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.outbound.dispatch import Dispatch, Line, Place
 from relay.outbound.gatekeeper import Gatekeeper
 from relay.outbound.gates import GateKey, Gates
+from relay.outbound.held_back import Why
 from relay.outbound.jobs import Job
 from relay.outbound.lanes import lane_of
 from relay.outbound.mx.sites import SiteKey
 from relay.outbound.right_of_way import RightOfWay
+from relay.outbound.settler import ours
 from relay.outbound.shaping.rules import parse
 from relay.outbound.shaping.traffic import SLOWED, SUSPENDED, Learned, Receiver, Traffic
 from relay.outbound.sources import Source, Sources
@@ -25,6 +27,7 @@ from tests.outbound.claims import another
 
 UNIT = 60.0
 ALICE, MALLORY = UUID(int=1), UUID(int=2)
+NO_DNS = ours(Verdict.DEFERRED, Phase.CONNECT, "the domain's MX cannot be asked for")
 
 
 class House:
@@ -453,8 +456,8 @@ def test_a_domain_the_dns_says_nothing_of_for_a_day_is_out_of_reach():
         out_of_reach=lambda lanes, why: told.append((set(lanes), why)),
     )
     for now in (0.0, 80_000.0, 90_000.0):
-        house.gatekeeper.not_found("y.example", [7], now)
-    assert told == [({7}, "dns: no answer")]
+        house.gatekeeper.not_found("y.example", [house.job()], now, NO_DNS)
+    assert told == [({house.job().message.lane}, "dns: no answer")]
 
 
 def test_one_message_waits_for_a_domain_whose_look_up_is_late():
@@ -561,7 +564,7 @@ class Site:
             self.house.dispatch,
             self.house._give_back,
             self.traffic,
-            lambda _job, outcome: f"{outcome.code} said",
+            lambda _job, outcome, _secrets: f"{outcome.code} said",
             self,
         )
         self.lines = [
@@ -697,3 +700,26 @@ def test_a_gates_probes_are_owners_by_turns(phase: Phase):
         probe.leave_gates()
         house.ends(probe, Verdict.DEFERRED, phase, now=now, code=421)
     assert probed == {MALLORY: 10, ALICE: 10}
+
+
+@pytest.mark.parametrize(
+    ("phase", "how", "why", "reason"),
+    [
+        (Phase.CONNECT, {"text": "connecting took too long"}, Why.SILENT, "connect: None"),
+        (Phase.TLS, {"enhanced": "4.7.5"}, Why.POLICY, "tls: None"),
+        (Phase.DOT, {}, Why.HANGING, "dot: None"),
+        (Phase.RCPT, {"code": 451}, Why.DEFERRING, "rcpt: 451"),
+    ],
+)
+def test_what_was_met_says_why_mail_is_held_back(phase: Phase, how: Any, why: Why, reason: str):
+    """And since when: until it goes well, whatever is met in between."""
+    house = House()
+    house.ends(house.job(), Verdict.DEFERRED, phase, 1.0, **how)
+    (one,) = house.gates.statistics(11.0)
+    assert (one.why, one.held_for, one.reason) == (why, 10.0, reason)
+    assert one.domains == ("y.example",)
+    house.ends(house.job(), Verdict.DEFERRED, Phase.CONNECT, 500.0)
+    assert max(one.held_for or 0 for one in house.gates.statistics(501.0)) == 500.0
+    for _ in range(8):
+        house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, 900.0)
+    assert house.gates.statistics(901.0) == []

@@ -1,12 +1,14 @@
 """Gates: trouble slows its own way down, success opens it again, and no pause is too long."""
 
 import random
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.outbound.backoff import LONGEST_PAUSE
-from relay.outbound.gates import Gate, GateKey, Gates
+from relay.outbound.gates import ANY_ROUTE, Gate, GateKey, Gates
+from relay.outbound.held_back import Why
 
 
 def gate(full: int = 32) -> Gate:
@@ -171,3 +173,54 @@ def test_owners_take_turns_at_a_gate():
     assert over > opened
     assert gates.allowance(8, over + 0.01) == 2
     assert gates.next_opening(opened) is None
+
+
+def test_an_owner_is_told_of_what_holds_back_his_own_mail_alone():
+    """And of what was replied to others' the code; the administrator of all, and whose it is."""
+    gates = Gates(8, 60.0, random.Random(1))
+    met: dict[str, Any] = {"met": "rcpt: 451", "replied": "rcpt: 451 too busy for ada", "met_by": 1}
+    shared, of_two = gates.make(GateKey("r", "x.test")), gates.make(GateKey(ANY_ROUTE, owner=2))
+    shared.bad(0.0, plain=True, **met)
+    of_two.narrow(1, 0.0, Why.NO_ROOM)
+    gates.before(7, shared, 1, "x.test")
+    gates.before(8, shared, 3, "x.test")
+
+    def told(owner: int | None, domain: str | None = None) -> set[tuple[Any, ...]]:
+        found = gates.statistics(1.0, owner, domain)
+        return {(one.route, one.why, one.owner, one.reason) for one in found}
+
+    assert told(None) == {
+        ("r", Why.DEFERRING, None, met["replied"]),
+        (ANY_ROUTE, Why.NO_ROOM, 2, None),
+    }
+    assert told(1) == {("r", Why.DEFERRING, None, met["replied"])}
+    assert told(2) == {(ANY_ROUTE, Why.NO_ROOM, 2, None)}
+    assert told(3, "x.test") == {("r", Why.DEFERRING, None, "rcpt: 451")}
+    assert told(3, "y.test") == told(4) == set()
+
+
+def test_a_route_and_what_is_claimed_of_it_are_one():
+    """What failed says more than that it is waited for; a first look at a site is no wait."""
+    gates = Gates(8, 60.0, random.Random(1))
+    claims = gates.make(GateKey.for_claims("site"))
+    claims.bound(2, 0.0, Why.SILENT)
+    claims.busy = 1
+    assert gates.statistics(0.5) == []
+    claims.awaits(Why.HANGING, "dot: no answer", 0.0)
+    (one,) = gates.statistics(2.0)
+    assert (one.route, one.why, one.held_for, one.reason) == (
+        *("site", Why.HANGING, 2.0, "dot: no answer"),
+    )
+    gates.make(GateKey("site")).bad(3.0, plain=True, why=Why.SILENT, met="connect: no answer")
+    (one,) = gates.statistics(4.0)
+    assert (one.why, one.reason, one.strikes) == (Why.SILENT, "connect: no answer", 1)
+
+
+def test_a_cap_is_told_of_where_it_is_reached():
+    """A domain with as many deliveries as it may have; not one with fewer."""
+    gates = Gates(8, 60.0, random.Random(1), cap=2)
+    one = gates.make(GateKey("r", "x.test"))
+    one.busy = 1
+    assert gates.statistics(0.0) == []
+    one.busy = 2
+    assert [each.why for each in gates.statistics(0.0)] == [Why.NO_ROOM]

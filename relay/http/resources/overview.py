@@ -141,7 +141,7 @@ def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
             "warning", f"{_count(queue.held, 'message')} held until somebody decides.", "queue",
             "held", "relay queue list --status held",
         )  # fmt: skip
-    shut = [one for one in deps.destinations() if one.opens_in > 0]
+    shut = [one for one in deps.destinations(None, None) if one.opens_in > 0]
     if shut:
         yield _concern("warning", f"{_count(len(shut), 'destination')} held back: "
                        "it refuses or does not answer.", "queue",

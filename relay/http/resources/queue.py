@@ -1,4 +1,5 @@
-"""`/api/v1/queue`: the outbound queue as a whole, for the administrator.
+"""`/api/v1/queue`: the outbound queue as a whole, for the administrator; and why mail is held back,
+for each owner of his own.
 
 What it holds, where it goes and what holds it back; pause, resume and flush.  Single messages are
 `outbound.py`'s.
@@ -14,9 +15,11 @@ again.
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
+from uuid import UUID
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 from quart import Response
 
 from relay.http.operations import (
@@ -24,7 +27,9 @@ from relay.http.operations import (
     Answer,
     Call,
     Changed,
+    Instant,
     Operation,
+    Query,
     Text,
     View,
     json_response,
@@ -32,7 +37,9 @@ from relay.http.operations import (
 from relay.http.resources.outbound import Meant
 from relay.http.routing import Api
 from relay.outbound.admin import Traffic, Wanted
+from relay.outbound.held_back import SAYS, Standing, Why
 from relay.outbound.shaping.rules import Limits
+from relay.times import rfc3339
 
 
 class QueueState(View):
@@ -75,19 +82,49 @@ class Deferred(View):
     count: Annotated[int, Field(description="messages")]
 
 
-class Destination(View):
-    """A route (`domain` null) or a destination in trouble; `opens_in` in seconds.
+class DestinationsQuery(Query):
+    """Of which mail it is asked."""
 
-    `reason`: the phase and the reply code of its last trouble.
+    domain: Annotated[
+        Text | None, Field(max_length=255, description="only what holds back mail to this domain")
+    ] = None
+
+
+class Destination(View):
+    """What is held back: a route (`domain` null), a destination, or with `owner` what is his.
+
+    `opens_in` in seconds.
     """
 
     route: str
     domain: str | None
-    window: int
+    window: Annotated[int, Field(description="deliveries at once")]
     busy: int
     strikes: int
     opens_in: float
-    reason: str | None
+    why: Annotated[
+        str,
+        WithJsonSchema({"type": "string", "enum": [str(one) for one in Why]}),
+        Field(description="why it is held back"),
+    ]
+    says: Annotated[str, Field(description="the same in a sentence")]
+    since: Annotated[Instant | None, Field(description="since when; null: nobody has noted that")]
+    until: Annotated[
+        Instant | None,
+        Field(description="nothing goes before; null: what `window` says does"),
+    ]
+    reason: Annotated[
+        str | None,
+        Field(
+            description="the phase of its last trouble, and what was replied (redacted; of "
+            "another owner's mail the code alone)"
+        ),
+    ]
+    rule: Annotated[
+        str | None, Field(description="the traffic rule by which: its provider and its line")
+    ]
+    owner: Annotated[str | None, Field(description="the owner whose mail it is; null: everybody's")]
+    domains: Annotated[list[str], Field(description="where mail goes that met it last; 20 at most")]
 
 
 class DomainTraffic(View):
@@ -119,12 +156,18 @@ def register(api: Api) -> None:
             "queue",
             Access.SCOPE,
             (Answer(200, "the worst first; what answers well is not here", list[Destination]),),
-            scope="admin",
-            details="Each node learns by itself how a destination takes its mail.",
+            scope="send",
+            query=DestinationsQuery,
+            details="Each node learns by itself how a destination takes its mail. A key without "
+            "`admin` is told what holds back its owner's.",
         ),
     )
     async def destinations(call: Call) -> Response:
-        return json_response([asdict(one) for one in api.deps.destinations()])
+        query: DestinationsQuery = call.query
+        owner = None if call.caller.allows("admin") else call.caller.owner_id
+        domain = None if query.domain is None else query.domain.lower()
+        now = datetime.now(UTC)
+        return json_response([_told(one, now) for one in api.deps.destinations(owner, domain)])
 
     @api.add(
         "GET",
@@ -229,6 +272,26 @@ def register(api: Api) -> None:
         query: FlushQuery = call.query
         count = await api.committed(lambda: admin.flush(route=query.route, wanted=query.wanted))
         return json_response({"count": count})
+
+
+def _told(one: Standing, now: datetime) -> dict[str, Any]:
+    held_for = one.held_for
+    return {
+        "route": one.route,
+        "domain": one.domain,
+        "window": one.window,
+        "busy": one.busy,
+        "strikes": one.strikes,
+        "opens_in": one.opens_in,
+        "why": one.why,
+        "says": SAYS[one.why],
+        "since": None if held_for is None else rfc3339(now - timedelta(seconds=held_for)),
+        "until": rfc3339(now + timedelta(seconds=one.opens_in)) if one.opens_in else None,
+        "reason": one.reason,
+        "rule": one.rule,
+        "owner": str(UUID(int=one.owner)) if isinstance(one.owner, int) else None,
+        "domains": list(one.domains),
+    }
 
 
 def _with(one: Traffic, limits: Limits) -> dict[str, Any]:

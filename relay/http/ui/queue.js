@@ -16,7 +16,7 @@ import { inTerminal } from "./hello.js";
 import { divide } from "./panes.js";
 import { Plots } from "./plot.js";
 import { places } from "./secrets.js";
-import { ACTS as ACTS_OF_ONE, actsOf, showStory } from "./story.js";
+import { ACTS as ACTS_OF_ONE, actsOf, heldBack, showStory } from "./story.js";
 import { inWords, learn, named, t } from "./strings.js";
 
 export const title = t("Queue");
@@ -466,15 +466,14 @@ function makeState(page) {
     routes.replaceChildren(...[...new Set(["default", ...gates.map(({ route }) => route)])].map((value) => h("option", { value })));
     // Of more than that the relay counts the newest alone, which went in less than the hour.
     const hour = busy.reduce((sum, one) => sum + one.sent + one.failed + one.bounced, 0) < COUNTED;
-    held.show(shown, (one) => `${one.route} ${one.domain}`, (row, one) => {
+    held.show(shown, (one) => [one.route, one.domain, one.owner].join(" "), (row, one) => {
       const pace = hour && one.sent ? `${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min` : "";
       fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : dotted([number(count), at === 1 && pace])))]);
-      const reason = one.reason && inWords(one.reason);
-      const gate = one.route ? [one.route === "default" ? "" : one.route, one.opens_in ? t("held back for {0}: {1}", lasting(one.opens_in), reason ?? "?") : reason, t("{0} at once", number(one.window))] : [];
+      const gate = one.route ? [one.route === "default" ? "" : one.route, one.owner, heldBack(one), t("{0} at once", number(one.window))] : [];
       gate.push(one.most_per_minute && t("at most {0}/min", one.most_per_minute), one.most_connections && t("{0} connections at most", one.most_connections));
       say(row.cells[0].lastChild, dotted(gate));
       row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
-    }, (row, one) => row.cells[0].append(one.domain ?? t("(the whole route)"), h("div.small")));
+    }, (row, one) => row.cells[0].append(one.domain ?? (one.domains.join(", ") || t("(the whole route)")), h("div.small")));
   }, outage);
   const form = h("form", { onsubmit: doing(outage, () => {
     const [domain, route] = ["domain", "route"].map((name) => form.elements[name].value.trim());

@@ -1,8 +1,8 @@
 // The story of one outbound message: what it is, what may be done with it, each attempt on a time
 // line (whom it spoke to, what was said and answered), and beside that what was sent.
 
-import { clock, part, send } from "./calls.js";
-import { button, doing, h, keepFocus, lasting, problem, section, titled, when, whose } from "./dom.js";
+import { clock, part, query, send } from "./calls.js";
+import { button, doing, dotted, h, keepFocus, lasting, problem, section, titled, when, whose } from "./dom.js";
 import { rawOf } from "./source.js";
 import { inWords, language, named, spoken, t } from "./strings.js";
 
@@ -15,7 +15,7 @@ const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the
 export async function showStory(place, page, id, { wanted, refresh, back }) {
   const path = `outbound/${part(id)}`;
   const [message, events] = await Promise.all([page.get(path), page.get(`${path}/events`)]);
-  const gate = message.status === "queued" && page.may("admin") ? await gateOf(message, page) : null;
+  const gate = ["queued", "processing"].includes(message.status) ? await gateOf(message, page) : null;
   if (!wanted()) return;
   const shown = JSON.stringify([message, events, back, gate, message.next_retry_at && Date.parse(message.next_retry_at) > clock.now()]);
   if (place.dataset.shown === shown && place.childElementCount) return; // what has the focus keeps it
@@ -51,12 +51,13 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
 
 const dueAt = (at) => (at && Date.parse(at) > clock.now() ? when(at) : t("due"));
 
-// Why what is due does not go: its destination is given time.
+// Why mail is held back, as `queue/destinations` tells it, since when and until when.
+export const heldBack = (one) => dotted([inWords(one.says), one.rule, inWords(one.reason ?? ""), one.since && t("since {0}", when(one.since)), one.until && t("until {0}", when(one.until))]);
+
 async function gateOf({ recipient }, page) {
-  const domain = recipient?.slice(recipient.lastIndexOf("@") + 1);
-  const gates = await page.get("queue/destinations");
-  const shut = gates.find((one) => one.opens_in > 0 && (one.domain === domain || !one.domain));
-  return shut ? t("{0} for {1}: {2}", shut.domain ?? shut.route, shut.opens_in < 60 ? t("less than a minute") : lasting(60 * Math.ceil(shut.opens_in / 60)), inWords(shut.reason ?? "")) : null;
+  if (!recipient) return null; // another owner's
+  const [one] = await page.get(`queue/destinations${query({ domain: recipient.slice(recipient.lastIndexOf("@") + 1) })}`);
+  return one ? heldBack(one) : null;
 }
 
 // Each attempt with its phases: how long each took is a bar, all of one scale.

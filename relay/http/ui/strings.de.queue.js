@@ -1,5 +1,14 @@
 // German: why mail of the queue failed or waits.  JSON, as in strings.de.js.
 export default {
+  "nobody answers: no connection comes about, or no greeting": "niemand antwortet: es kommt keine Verbindung zustande oder keine Begrüßung",
+  "it takes the connection, and then does not answer": "nimmt die Verbindung an und antwortet dann nicht",
+  "it answers, but takes long": "antwortet, aber braucht lange",
+  "it takes no mail for now": "nimmt vorerst keine Mail an",
+  "as much is under way as may be at once": "es ist so viel unterwegs, wie auf einmal sein darf",
+  "by a traffic rule it is left alone, after what it replied": "wird nach einer Verkehrsregel in Ruhe gelassen, wegen seiner Antwort",
+  "by a traffic rule it is given less, after what it replied": "bekommt nach einer Verkehrsregel weniger, wegen seiner Antwort",
+  "the DNS does not say where its mail goes": "das DNS sagt nicht, wohin die Mail dafür geht",
+  "TLS is not as its policy asks (DANE, MTA-STS)": "TLS ist nicht, wie es die Richtlinie verlangt (DANE, MTA-STS)",
   "suppressed": "gesperrt",
   "no answer": "keine Antwort",
   "an internal error of the relay": "ein interner Fehler des Relays",

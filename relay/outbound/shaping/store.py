@@ -36,15 +36,18 @@ class ShapingStore:
         rows = await self._pool.fetch(
             """
             SELECT receiver, source, kind, extract(epoch FROM until - clock_timestamp())::float8,
-                   factor, domain, reason
+                   factor, domain, reason, extract(epoch FROM clock_timestamp() - since)::float8
             FROM relay.outbound_shaping
             WHERE until > clock_timestamp()
             """
         )
         now = trio.current_time()
         return [
-            Learned(Receiver(receiver, source), kind, now + left, factor, domain, reason)
-            for receiver, source, kind, left, factor, domain, reason in rows
+            Learned(
+                *(Receiver(receiver, source), kind, now + left, factor, domain, reason),
+                held_since=now - age,
+            )
+            for receiver, source, kind, left, factor, domain, reason, age in rows
         ]
 
     async def keep(self, learned: Sequence[Learned]) -> None:

@@ -22,6 +22,7 @@ Fails: never.  Pure; instants are handed in, and rules are read anew each time t
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import replace
@@ -29,7 +30,8 @@ from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
-from relay.outbound.gates import GateKey, Standing
+from relay.outbound.gates import GateKey
+from relay.outbound.held_back import Standing, Why
 from relay.outbound.mx.sites import Site, SiteKey
 from relay.outbound.rate import Rate
 from relay.outbound.shaping.echoes import unechoed, without
@@ -97,6 +99,11 @@ class Learned(NamedTuple):
     """The reply, redacted."""
     since: float = 0.0
     """When it was slowed last."""
+    held_since: float = math.inf
+    """Since when it is suspended or slowed."""
+    rule: str = ""
+    """The rule that says so: whose it is, and its line; empty: another node knows, or one that was
+    here before this start."""
 
 
 def receiver_of(key: Hashable) -> Receiver | None:
@@ -283,7 +290,10 @@ class Traffic:
                 return None
             else:
                 factor = max(before.factor * factor, LEAST_FACTOR)
-        learned = Learned(receiver, kind, until, factor, domain, words(), since)
+        began = now if before is None else min(before.held_since, now)
+        own_rule = any(one.line == rule.line for one in provider.replies)
+        named = f"{(own_rule and provider.name) or 'default'}:{rule.line}"
+        learned = Learned(receiver, kind, until, factor, domain, words(), since, began, named)
         self._learned[receiver, kind] = learned
         return learned
 
@@ -308,7 +318,9 @@ class Traffic:
         for key, row in there.items():
             before = self._learned.get(key)
             if before is not None and before.kind == SLOWED and before.factor == row.factor:
-                there[key] = row._replace(since=before.since)
+                row = there[key] = row._replace(since=before.since)
+            if before is not None and before.reason == row.reason:
+                there[key] = row._replace(rule=before.rule)
         self._learned = there
         return ended
 
@@ -334,6 +346,10 @@ class Traffic:
                 0,
                 0.0,
                 reason=f"slowed to {one.factor:.0%}: {one.reason}",
+                why=Why.SLOWED,
+                held_for=None if one.held_since == math.inf else max(now - one.held_since, 0.0),
+                rule=one.rule or None,
+                domains=(one.domain,),
             )
             for one in slowed
         ]

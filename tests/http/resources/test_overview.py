@@ -5,7 +5,6 @@ from typing import Any
 from actors.webhooks import POSTS as WEBHOOKS
 from relay.http.resources.sns import POSTS as NOTIFICATIONS
 from relay.outbound.finaliser import OUTCOMES
-from relay.outbound.gates import Standing
 from relay.outbound.states import Cause
 from tests.http.conftest import House
 from tests.outbound.node import Node
@@ -180,12 +179,3 @@ async def test_mailboxes_are_found_by_a_part_of_their_address(house: House):
 
     assert await found("SIGN_UP") == [made.json()["address"]]
     assert await found("sign%") == []
-
-
-async def test_destinations_in_trouble_are_listed(house: House):
-    """None at first; the form is that of `Standing`."""
-    answer = await house.client.get("/api/v1/queue/destinations", headers=house.admin)
-    assert answer.json() == []
-    assert Standing.__slots__ == (
-        *("route", "domain", "window", "busy", "strikes", "opens_in", "reason"),
-    )

@@ -15,7 +15,7 @@ from relay.lifecycle.letters import Letters
 from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin, Wanted
 from relay.outbound.dispatch import Group
-from relay.outbound.gates import Standing
+from relay.outbound.held_back import Standing
 from relay.outbound.mx.connections import Shared, SiteConnections
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.sites import Site, site_of

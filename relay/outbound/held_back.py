@@ -1,0 +1,101 @@
+"""Why mail is held back: one law of reasons for the API, the command line and the page.
+
+| `Why`        | the mail waits because                                                        |
+|--------------|-------------------------------------------------------------------------------|
+| `silent`     | no connection comes about, or no greeting                                     |
+| `hanging`    | the peer took the connection, and stopped answering or broke off              |
+| `slow`       | the peer answers, and takes so long that its mail stands aside                |
+| `deferring`  | the peer replied that it takes no mail for now (421, 4yz), or no relay's login |
+| `no_room`    | the relay has as much under way as it may: places, a cap, an owner's share    |
+| `suspended`  | a traffic rule has it left alone, after a reply                               |
+| `slowed`     | a traffic rule gives it less, after a reply                                   |
+| `no_dns`     | the DNS does not say where the mail goes                                      |
+| `policy`     | TLS is not as the domain asks (DANE, MTA-STS), or what it asks is not known   |
+
+`SAYS` has the sentence of each, which the page has in its languages, too.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from relay.smtp.client import Outcome, Phase
+
+OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
+"""The phases that are before any mail."""
+
+_POLICY_UNMET = "4.7.5"
+
+
+class Why(StrEnum):
+    """Why mail is held back."""
+
+    SILENT = "silent"
+    HANGING = "hanging"
+    SLOW = "slow"
+    DEFERRING = "deferring"
+    NO_ROOM = "no_room"
+    SUSPENDED = "suspended"
+    SLOWED = "slowed"
+    NO_DNS = "no_dns"
+    POLICY = "policy"
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether something is wrong: mail waits for more than its turn."""
+        return self not in {Why.SLOW, Why.NO_ROOM, Why.SLOWED}
+
+
+SAYS = {
+    Why.SILENT: "nobody answers: no connection comes about, or no greeting",
+    Why.HANGING: "it takes the connection, and then does not answer",
+    Why.SLOW: "it answers, but takes long",
+    Why.DEFERRING: "it takes no mail for now",
+    Why.NO_ROOM: "as much is under way as may be at once",
+    Why.SUSPENDED: "by a traffic rule it is left alone, after what it replied",
+    Why.SLOWED: "by a traffic rule it is given less, after what it replied",
+    Why.NO_DNS: "the DNS does not say where its mail goes",
+    Why.POLICY: "TLS is not as its policy asks (DANE, MTA-STS)",
+}
+"""Each in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a route, a destination or an owner's mail is held back by, as people are told."""
+
+    route: str
+    domain: str | None
+    """None: all that takes the route."""
+    window: int
+    """Deliveries that go through at once."""
+    busy: int
+    strikes: int
+    opens_in: float
+    """Seconds until something goes again; 0: it does now."""
+    reason: str | None = None
+    """What was met or replied last, behind the phase of it."""
+    why: Why = Why.NO_ROOM
+    held_for: float | None = None
+    """Seconds since which `why` holds; None: nobody has noted that."""
+    rule: str | None = None
+    """The traffic rule by which: whose it is, and its line."""
+    owner: Hashable = None
+    """Whose mail is held back; None: everybody's."""
+    domains: tuple[str, ...] = ()
+    """To where mail goes that was held back by it last."""
+
+    def concerns(self, domain: str | None) -> bool:
+        """Whether mail to a domain is among it; None: any is."""
+        return domain is None or domain == self.domain or domain in self.domains
+
+
+def why_of(outcome: Outcome) -> Why:
+    """What an outcome that is trouble says of who was spoken to."""
+    if outcome.code is not None:
+        return Why.DEFERRING
+    if outcome.enhanced == _POLICY_UNMET:
+        return Why.POLICY
+    return Why.SILENT if outcome.phase in OPENING else Why.HANGING
