@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
+from httpx._transports import default
 from trio.testing import MockClock
 
 from relay.db.migrate import migrate
@@ -33,6 +34,12 @@ VERSIONS = (18, 15)
 HANGS = 0.8  # of its time-out, after which an asynchronous test is cancelled
 TEMPLATE = "relay_template"
 BROWSERS = Path(__file__).with_name("browser")
+
+# Each client of httpx reads whom all the world trusts, TLS or none: 26 ms, which is longer than
+# what most tests ask takes.  Here they are read once.
+default.create_ssl_context = functools.cache(  # type: ignore[attr-defined]
+    default.create_ssl_context  # type: ignore[attr-defined]
+)
 
 
 def _fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -21,7 +21,7 @@ import importlib
 import itertools
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +165,12 @@ def _strings(value: object) -> Iterator[str]:
 class _Source:
     """A module that refuses."""
 
-    def __init__(self, path: Path) -> None:
-        self.tree = ast.parse(path.read_text("utf-8"))
+    def __init__(self, path: Path, text: str) -> None:
+        self.nodes = list(ast.walk(ast.parse(text)))
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
         self.module = importlib.import_module(".".join(parts))
         self.local: dict[str, list[ast.expr]] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Assign):
                 for target in (one for each in node.targets for one in ast.walk(each)):
                     if isinstance(target, ast.Name):
@@ -186,21 +186,30 @@ class _Source:
 
     def calls(self) -> Iterator[tuple[str, ast.Call]]:
         """Each call of a name."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 yield node.func.id, node
 
 
-def _sources(*within: str) -> Iterator[_Source]:
-    for path in sorted(path for one in within for path in (ROOT / one).rglob("*.py")):
+def _sources(within: str, naming: str = "") -> Iterator[_Source]:
+    """The modules within a folder, or that one, but those that only programs are told of.
+
+    `naming`: those in whose text this is found, for to take a module apart costs a hundred times
+    as much as that.
+    """
+    place = ROOT / within
+    for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
         shown = path.relative_to(ROOT).as_posix()
-        if not any(shown == one or shown.startswith(f"{one}/") for one in PROGRAMS):
-            yield _Source(path)
+        text = path.read_text("utf-8")
+        if re.search(naming, text) and not any(
+            shown == one or shown.startswith(f"{one}/") for one in PROGRAMS
+        ):
+            yield _Source(path, text)
 
 
-def _of_problems() -> Iterator[str]:
+def _of_problems(http: Iterable[_Source]) -> Iterator[str]:
     """What is given to `Problem`, and to what makes one."""
-    for source in _sources("http"):
+    for source in http:
         for name, call in source.calls():
             told = call.args[2:3] if name == "Problem" else call.args[:1] if name in MAKERS else []
             for one in told:
@@ -212,19 +221,19 @@ def _of_problems() -> Iterator[str]:
                     if keyword.arg == "missing":
                         yield from (f"{one[0].upper()}{one[1:]}" for one in _spelt(keyword.value))
         if source.module is problems:  # which says nothing but what it tells
-            about = {id(one.value) for one in ast.walk(source.tree) if isinstance(one, ast.Expr)}
-            wholes = [one for one in ast.walk(source.tree) if isinstance(one, ast.JoinedStr)]
+            about = {id(one.value) for one in source.nodes if isinstance(one, ast.Expr)}
+            wholes = [one for one in source.nodes if isinstance(one, ast.JoinedStr)]
             pieces = {id(one) for whole in wholes for one in whole.values}
-            for node in ast.walk(source.tree):
+            for node in source.nodes:
                 if isinstance(node, (ast.Constant, ast.JoinedStr)):
                     yield from () if id(node) in about | pieces else _spelt(node)
 
 
-def _of_exceptions() -> Iterator[str]:
+def _of_exceptions(http: Iterable[_Source]) -> Iterator[str]:
     """What is given to an exception whose text is said, wherever it is raised."""
     found = set()
-    for source in _sources("http"):
-        for handler in ast.walk(source.tree):
+    for source in http:
+        for handler in source.nodes:
             if not (isinstance(handler, ast.ExceptHandler) and handler.name and handler.type):
                 continue
             raised = [one.exc for one in ast.walk(handler) if isinstance(one, ast.Raise)]
@@ -235,22 +244,21 @@ def _of_exceptions() -> Iterator[str]:
             ):  # fmt: skip
                 found |= {one.id for one in ast.walk(handler.type) if isinstance(one, ast.Name)}
     assert found <= WORDED.keys() | ELSEWHERE, "is its text in a table?"
-    for source in _sources("."):
+    for source in _sources(".", rf"\b({'|'.join(WORDED)})\("):
         for name, call in source.calls():
             if name in WORDED and call.args:
                 yield from map(WORDED[name], _spelt(call.args[-1]))
-    for source in _sources("http/resources"):
+    # Of an address it is worded further.
+    for source in (*_sources("http/resources", r"ValueError\("), *_sources("addresses.py")):
         for name, call in source.calls():
             if name == "ValueError":
                 yield from _spelt(call.args[0])
-    for name, call in _Source(ROOT / "addresses.py").calls():
-        if name == "ValueError":  # which others word further
-            yield from _spelt(call.args[0])
-    for node in ast.walk(_Source(ROOT / "outbound" / "states.py").tree):
-        if isinstance(node, ast.ClassDef) and node.name in WORDED:  # which words itself
-            for part in ast.walk(node):
-                if isinstance(part, ast.JoinedStr):
-                    yield from map(WORDED[node.name], _spelt(part))
+    for source in _sources("outbound/states.py"):
+        for node in source.nodes:
+            if isinstance(node, ast.ClassDef) and node.name in WORDED:  # which words itself
+                for part in ast.walk(node):
+                    if isinstance(part, ast.JoinedStr):
+                        yield from map(WORDED[node.name], _spelt(part))
 
 
 def _of_accounts() -> Iterator[str]:
@@ -313,7 +321,8 @@ _CONTEXT: dict[str, Any] = {
 @functools.cache
 def refusals() -> frozenset[str]:
     """Every sentence of a refusal, as the key of a table."""
-    said = (*_of_problems(), *_of_exceptions(), *_of_accounts(), *_of_models())
+    http = list(_sources("http"))
+    said = (*_of_problems(http), *_of_exceptions(http), *_of_accounts(), *_of_models())
     found = {
         key
         for text in said

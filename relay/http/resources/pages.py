@@ -3,11 +3,11 @@
 The pages are static, with their own scripts and styles, and nothing from elsewhere.
 
 The files are read once, at start, and served without comments, idle blanks and what else a browser
-reads the same without.  Who takes gzip gets it, packed once; nothing in a page is secret, so its
-length gives nothing away.  Their policy forbids inline code and other origins, so a subject line
-that holds markup stays text even if a script of ours were to slip.  They may frame the relay's own
-answers (a message's HTML, in a sandbox), so that a link in a stranger's mail cannot lead the frame
-elsewhere.
+reads the same without, made small when first asked for.  Who takes gzip gets it, packed once;
+nothing in a page is secret, so its length gives nothing away.  Their policy forbids inline code and
+other origins, so a subject line that holds markup stays text even if a script of ours were to slip.
+They may frame the relay's own answers (a message's HTML, in a sandbox), so that a link in a
+stranger's mail cannot lead the frame elsewhere.
 """
 
 from __future__ import annotations
@@ -146,26 +146,34 @@ class Document(View):
 
 def served(path: Path) -> bytes:
     """What a browser gets of a file of the page."""
-    text = path.read_text("utf-8")
-    if path.suffix == ".js":
-        text = minify.string("text/javascript", text)
-    elif path.suffix == ".css":
-        text = str(rcssmin.cssmin(text))
-    return text.encode()
+    return _small(path.suffix, path.read_text("utf-8")).encode()
+
+
+def _small(suffix: str, text: str) -> str:
+    if suffix == ".js":
+        return str(minify.string("text/javascript", text))
+    if suffix == ".css":
+        return str(rcssmin.cssmin(text))
+    return text
 
 
 def register(api: Api) -> None:
     """Declare the pages."""
     files = {
-        path.name: Static(served(path), _TYPES[path.suffix])
+        path.name: (path.suffix, path.read_text("utf-8"))
         for path in api.deps.ui.iterdir()
         if path.suffix in _TYPES
     }
 
+    @functools.cache
+    def static(name: str) -> Static:
+        suffix, text = files[name]
+        return Static(_small(suffix, text).encode(), _TYPES[suffix])
+
     def file(name: str) -> Response:
         if name not in files:
             raise from_status(404)
-        return files[name].response()
+        return static(name).response()
 
     def page(name: str, rule: str, summary: str, shown: Callable[[], Response]) -> None:
         @api.add(

@@ -237,7 +237,7 @@ class _Reading:
     """One file that is read."""
 
     def __init__(self, text: str, name: str) -> None:
-        self._lines = text.splitlines()
+        self._keys = list(_keys(text.splitlines()))
         self._name = name
 
     def rules(self, table: dict[str, Any]) -> Rules:
@@ -310,7 +310,7 @@ class _Reading:
     def _line(self, path: tuple[str, ...], key: str, number: int = 0) -> int:
         """The line of a key in the number-th table of a path; that of its head if it has none."""
         head, tables, inside = 1, -1, not path
-        for at, table, name in _keys(self._lines):
+        for at, table, name in self._keys:
             if name is not None:
                 if inside and name == key:
                     return at
