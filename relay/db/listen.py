@@ -81,6 +81,8 @@ class Subscription:
         self._bell = Bell()
         self._shared = shared
         self._keys: set[str] | None = set()
+        self.is_muted = False
+        """Whether `shared` does not ring; what is heard is kept."""
         self.heard: set[str] | None = None
         """For which keys the last `wait` returned; None: for every key of the channel."""
 
@@ -100,7 +102,7 @@ class Subscription:
         else:
             self._keys |= keys
         self._bell.ring()
-        if self._shared is not None:
+        if self._shared is not None and not self.is_muted:
             self._shared.ring()
 
 

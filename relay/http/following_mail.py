@@ -30,6 +30,7 @@ from quart import Response, request
 
 from relay.errors import DatabaseUnavailable
 from relay.http.callers import owner_of
+from relay.http.crowds import Member
 from relay.http.event_streams import event_stream
 from relay.http.operations import Call, Refusal
 from relay.http.problems import Problem
@@ -61,18 +62,31 @@ def until_next(more: bool, expires_in: float | None) -> float:
     return math.inf if expires_in is None else expires_in + _SLACK
 
 
-async def pause(call: Call, watch: Watch, seconds: float, *, keep_alive_every: float) -> None:
-    """Return at the next wake-up, or after `seconds`.
+async def pause(
+    call: Call,
+    watch: Watch | Member,
+    seconds: float,
+    *,
+    rest: float,
+    draining: trio.Event,
+    keep_alive_every: float,
+) -> bool:
+    """Return at the next wake-up, or after `seconds`; whether there was one.
 
-    Raises the refusal of the call when there is one.
+    Not before a `rest` of so many seconds, or those, unless the relay stops.  Raises the refusal of
+    the call when there is one.
     """
     until = trio.current_time() + seconds
+    rested = min(until, trio.current_time() + rest)
     woken = False
     # No look for mail only because one at the key is due: an outage would show.
-    while not woken and (left := until - trio.current_time()) > 0:
-        woken = await watch.wait(min(left, keep_alive_every))
+    while (left := (rested if woken else until) - trio.current_time()) > 0:
+        woken |= await watch.wait(min(left, keep_alive_every))
         if (refused := await call.refusal()) is not None:
             raise refused
+        if draining.is_set():
+            break
+    return woken
 
 
 async def entries(

@@ -11,6 +11,8 @@ at what is new take turns of their own. Meanwhile more mail may come, and is see
 Promises
   * At most `AT_ONCE` heavy calls run at once, `OF_ONE` of them for one owner; one is the
     administrator's (`FairLimiter`).  So it is with looks.
+  * Looks of waits that mail wakes, and that find nothing, are so many a second for one owner other
+    than the administrator: a wait that has made one too many rests. Others are never kept waiting.
   * A look is one step among what one mailbox got, or goes by no text: else it takes a heavy call's
     turn.
 
@@ -22,8 +24,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import trio
 from quart import request
 
+from relay.access.owners import ADMINISTRATOR_ID
+from relay.gcra import Gcra
 from relay.http.callers import owner_of
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Call
@@ -36,6 +41,10 @@ SHORT = 50
 """Entries of a list that is given without a turn."""
 PATIENCE = 10.0
 """Seconds that one waits for its turn, at most."""
+_IN_VAIN = 50.0  # looks in vain of one owner, a second
+_BURST = 2.0  # seconds' worth of them at once
+_LONGEST_REST = 5.0  # s
+_OWNERS = 20_000  # that are remembered
 
 
 class HeavyCalls:
@@ -45,6 +54,18 @@ class HeavyCalls:
         self._trusted = trusted_proxies
         self._turns = FairLimiter(AT_ONCE, OF_ONE, kept=1)
         self._looks = FairLimiter(AT_ONCE, OF_ONE, kept=1)
+        self._in_vain = Gcra[Hashable](_OWNERS)
+
+    def rest(self, owner: Hashable) -> float:
+        """Count a look of a wait that mail woke and that found nothing; return for how many seconds
+        that wait is to look no more."""
+        if owner == ADMINISTRATOR_ID:
+            return 0.0
+        now, cost = trio.current_time(), 1 / _IN_VAIN
+        rest = self._in_vain.wait(owner, now, cost, _BURST)
+        if rest < _LONGEST_REST:
+            self._in_vain.spend(owner, now, cost)
+        return min(rest, _LONGEST_REST)
 
     def look(self, owner: Hashable) -> AbstractAsyncContextManager[None]:
         """Hold a turn for a look at what is new, within the block."""

@@ -18,6 +18,7 @@ import trio
 
 from relay.errors import DatabaseUnavailable
 from relay.http.checking import Checking
+from relay.http.crowds import Crowds
 from relay.http.deps import Deps
 from relay.http.downloads import Downloads
 from relay.http.heavy_calls import HeavyCalls
@@ -47,6 +48,8 @@ class Api:
         """How many wait for mail at once, by all calls that do."""
         self.heavy_calls = HeavyCalls(deps.trusted_proxies)
         """How many search at once, by all calls that do."""
+        self.crowds = Crowds(deps.arrivals, self.heavy_calls)
+        """Who look together, of those that wait on one mailbox."""
         self.checking = Checking(deps)
         """How many messages are checked at once, by all calls that do."""
         self.downloads = Downloads(deps.limits.download_bytes)

@@ -49,8 +49,11 @@ class Watch:
     `bell` rings at them; `changes`: of what is changed of messages, for those who want to know.
     """
 
-    def __init__(self, bell: Bell, changes: Subscription | None = None) -> None:
+    def __init__(
+        self, bell: Bell, changes: Subscription | None = None, mail: Subscription | None = None
+    ) -> None:
         self._bell = bell
+        self._mail = mail
         self._changes = changes
         self._edited: set[str] | None = set()
         self._quiet_until = -math.inf
@@ -70,6 +73,28 @@ class Watch:
     def give_back(self) -> None:
         """What was taken could not be told: by now it may be any message."""
         self._edited = None
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        self._bell.ring()
+
+    def mute(self, muted: bool) -> None:
+        """Have new mail wake nobody, or again."""
+        assert self._mail is not None
+        self._mail.is_muted = muted
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether there was new mail since it was `heard`."""
+        return self._mail is not None and self._mail.woken
+
+    async def heard(self) -> bool:
+        """Whether there was new mail since this was asked last."""
+        if not self.has_mail:
+            return False
+        assert self._mail is not None
+        await self._mail.wait()
+        return True
 
     async def _hear(self) -> None:
         assert self._changes is not None
@@ -127,10 +152,10 @@ def watching(
         if edits
         else nullcontext() as changed,
         admission.watched(bell),
-        hub.subscribe(SUMMARIES, key_of(reach), bell=bell),
+        hub.subscribe(SUMMARIES, key_of(reach), bell=bell) as mail,
         nullcontext() if one is None else hub.subscribe(MAILBOXES, str(one), bell=bell),
     ):
-        yield Watch(bell, changed)
+        yield Watch(bell, changed, mail)
 
 
 @dataclass(frozen=True)
@@ -168,6 +193,10 @@ class Slots:
     def check(self, waiter: Waiter) -> None:
         """Raise the 429 or the 503 when there is no room for one more."""
         self._enter(waiter).leave()
+
+    def on(self, subject: UUID) -> int:
+        """How many wait on a mailbox now, or on all of an owner."""
+        return self._held.get(subject, 0)
 
     def _enter(self, waiter: Waiter) -> Place:
         subject = waiter.subject

@@ -25,6 +25,7 @@ from relay.errors import Invalid
 from relay.ids import parse_uuid
 from relay.mailboxes import search
 from relay.mailboxes.grams import probes
+from relay.mailboxes.matching import SENDER
 from relay.mailboxes.records import (
     ENTRY_COLUMNS,
     MESSAGE_COLUMNS,
@@ -45,6 +46,45 @@ _ANYWHERE = """
     CROSS JOIN (SELECT * FROM relay.summaries WHERE seq <= k.reached) s
     JOIN relay.messages m ON m.id = s.message_id"""
 _STEP = 128  # messages of the first step of a look for some of them
+
+
+_HEADS = 64  # messages of a glance
+_LONGEST = 4000  # bytes of a subject that a glance reads
+
+
+class Sought(NamedTuple):
+    """What a wait seeks in mail, to be compared here: parts of texts, their case folded."""
+
+    sender: str
+    subject: str
+    since: datetime | None
+
+    def may_be(self, head: Head) -> bool:
+        """Whether a message may match: False is certain."""
+        return (
+            (self.since is None or head.received_at > self.since)
+            and self.sender in head.sender
+            and (head.subject is None or self.subject in head.subject)
+        )
+
+
+class Head(NamedTuple):
+    """What waits go by, of a message, its case folded; `subject` None: it is too long to tell."""
+
+    seq: int
+    received_at: datetime
+    sender: str
+    subject: str | None
+
+
+class Heads(NamedTuple):
+    """The heads of messages, in their order, the place to go on from, and the seconds that the
+    mailbox has.  `cut`: there are more."""
+
+    found: list[Head]
+    reached: int
+    expires_in: float
+    cut: bool
 
 
 class _Look(NamedTuple):
@@ -99,7 +139,7 @@ class Arrivals:
             *(("m.id > %(id)s",) if id else ()),
         ]
         for name, text, needle in (
-            ("from", "coalesce(s.from_address, m.reverse_path)", sender),
+            ("from", SENDER, sender),
             ("subject", "s.subject", subject),
         ):
             if needle:
@@ -212,6 +252,46 @@ class Arrivals:
         seconds, mark, reached, looked_at, *row = rows[0]
         message = message_of(tuple(row)) if row[0] is not None else None
         return _Look(message, seconds, mark, reached, looked_at)
+
+    async def sought(
+        self, sender: str | None, subject: str | None, after: UUID | datetime | None
+    ) -> Sought:
+        """What `next_match` looks for, but for an `after` that is an id."""
+        # The database folds it, as it folds texts: in Python some letters have another case.
+        folded = await self._pool.fetch_row(
+            "SELECT lower(%s), lower(%s)", (storable(sender or ""), storable(subject or ""))
+        )
+        assert folded is not None
+        return Sought(folded[0], folded[1], after if isinstance(after, datetime) else None)
+
+    async def heads(self, mailbox_id: UUID, above: int) -> Heads | None:
+        """What is new above a `seq`, for many who wait; None if the mailbox is no longer live."""
+        rows = await self._pool.fetch(
+            # relay.summaries_mailbox gives the order.
+            f"""
+            SELECT extract(epoch FROM b.expires_at - now())::float8, e.*
+            FROM relay.mailboxes b
+            LEFT JOIN LATERAL (
+                SELECT s.seq, m.received_at, coalesce(lower({SENDER}), ''),
+                       CASE WHEN octet_length(coalesce(s.subject, '')) <= %(longest)s
+                       THEN lower(coalesce(s.subject, '')) END
+                FROM relay.summaries s
+                JOIN relay.messages m ON m.id = s.message_id
+                WHERE s.mailbox_id = b.id
+                  AND s.seq > %(above)s
+                ORDER BY s.seq
+                LIMIT %(limit)s
+            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            """,  # noqa: S608 - constants of ours only
+            {"mailbox": mailbox_id, "above": above, "longest": _LONGEST, "limit": _HEADS},
+        )
+        if not rows:
+            return None
+        found = [Head(*row[1:]) for row in rows if row[1] is not None]
+        reached = found[-1].seq if found else above
+        return Heads(found, reached, rows[0][0], len(found) == _HEADS)
 
     async def news(
         self, mailbox_id: UUID, cursor: int | None = None, *, limit: int = 100

@@ -353,7 +353,7 @@ def register(api: Api) -> None:
         query: WaitAnywhereQuery = call.query
         after = None if query.after is None else parse_after(query.after)
         terms, reach = _terms(query), reach_of(call)
-        deadline, above = trio.current_time() + query.timeout, 0
+        deadline, above, woken = trio.current_time() + query.timeout, 0, False
         reads_old = True  # what was there before, which may be much; later looks see what is new
         by_text = any(term.field == "any" for term in terms)
         owner = owner_of(call.caller, request, trusted)
@@ -379,10 +379,12 @@ def register(api: Api) -> None:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
                     raise unavailable("The relay is stopping; ask again.", retry_after=1)
-                await pause(
+                woken = await pause(
                     call,
                     watch,
                     min(left, until_next(match.more, match.expires_in)),
+                    rest=api.heavy_calls.rest(owner) if woken else 0.0,
+                    draining=draining,
                     keep_alive_every=limits.keep_alive_every,
                 )
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Hashable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Annotated, Literal
 
 import trio
@@ -29,6 +29,7 @@ from pydantic import Field
 from quart import Response, request, websocket
 
 from relay.http.callers import owner_of
+from relay.http.crowds import FEW
 from relay.http.following_mail import CHANGED, entries, events_of, loaded_of, pause, until_next
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
@@ -45,7 +46,7 @@ from relay.http.resources.messages import BASE, PlacedEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.tickets import STREAM
 from relay.http.waiters import Waiter, Watch, watching
-from relay.mailboxes.arrivals import parse_after
+from relay.mailboxes.arrivals import Sought, parse_after
 from relay.mailboxes.records import Entry, Mailbox, News, Placed
 from relay.mailboxes.visibility import Reach
 
@@ -147,6 +148,8 @@ def register(api: Api) -> None:
         waiter = Waiter.of(call, request, trusted)
         owner = owner_of(call.caller, request, trusted)
         deadline, above, much = trio.current_time() + query.timeout, 0, False
+        sought: Sought | None = None
+        woken = False
         with (
             slots.hold(waiter, "wait"),
             watching(hub, Reach(mailbox_id=mailbox_id), call.admission) as watch,
@@ -176,12 +179,21 @@ def register(api: Api) -> None:
                     return no_content() if query.empty is None else json_response(None)
                 if draining.is_set():
                     raise unavailable("The relay is stopping; ask again.", retry_after=1)
-                await pause(
-                    call,
-                    watch,
-                    min(left, until_next(much, found.expires_in)),
-                    keep_alive_every=limits.keep_alive_every,
-                )
+                if crowded := not much and slots.on(mailbox_id) > FEW:
+                    sought = sought or await arrivals.sought(query.sender, query.subject, after)
+                with (
+                    api.crowds.joined(mailbox_id, owner, watch, sought, above)
+                    if crowded and sought is not None
+                    else nullcontext(watch) as news
+                ):
+                    woken = await pause(
+                        call,
+                        news,
+                        min(left, until_next(much, found.expires_in)),
+                        rest=api.heavy_calls.rest(owner) if woken else 0.0,
+                        draining=draining,
+                        keep_alive_every=limits.keep_alive_every,
+                    )
 
     @api.add(
         "GET",
