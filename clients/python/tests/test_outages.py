@@ -119,11 +119,18 @@ def test_what_no_relay_says_is_refused(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["urls"], ids=lambda case: str(case["url"]))
-def test_no_error_has_what_a_url_hides(case: dict[str, str]) -> None:
-    """What can be no relay's URL says so with its scheme and host, and with no more of it."""
+def test_no_error_has_what_a_url_hides(
+    case: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be no relay's URL says so with its scheme and host, and with no more of it; by the
+    variable, where that says it."""
     with pytest.raises(RelayError) as error:
         Relay(case["url"])
     assert str(error.value) == case["error"]
+    monkeypatch.setenv("RELAY_URL", case["url"])
+    with pytest.raises(RelayError) as error:
+        AsyncRelay()
+    assert str(error.value) == case["error"].replace("a relay's URL", "RELAY_URL")
 
 
 @pytest.mark.parametrize("token", ["rk_se cret", "rk_se\ncret", "rk_s\xe9cret", "rk_secret\x00"])

@@ -466,7 +466,8 @@ def test_no_report_has_the_token(
     inner.makepyfile("def test_it(inbox): pass\n")
     result = _run(inner, "--showlocals", "--tb=long")
     result.assert_outcomes(errors=1)
-    gist = "a relay's URL begins with" if url[0] == "l" else "no TLS connection to https:"
+    gist = "RELAY_URL must begin with http://*: 'localhost:8025'"
+    gist = gist if url[0] == "l" else "no TLS connection to https:"
     result.stdout.fnmatch_lines(["no relay (see relay-client at the end): *", f"{gist}*"])
     assert token not in result.stdout.str()
 

@@ -174,7 +174,10 @@ function call<T>(
   notThere?: (error: Refused) => Chain<T>,
 ): Chain<T> {
   return settings().then((set) => {
-    const { url, token } = target({ url: set.RELAY_URL || DEFAULT_URL, token: set.RELAY_TOKEN ?? null });
+    const { url, token } = target(
+      { url: set.RELAY_URL || DEFAULT_URL, token: set.RELAY_TOKEN ?? null },
+      "RELAY_URL",
+    );
     const once = (): Chain<T> => {
       cy.on?.("fail", explain);
       return cy

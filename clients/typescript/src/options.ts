@@ -32,21 +32,26 @@ export interface RelayOptions {
   fetch?: typeof globalThis.fetch | undefined;
 }
 
-/** Where calls go by these options. @internal */
-export function target({ url, token, fetch }: RelayOptions): Target {
+/** Where calls go by these options; `named` is what an error calls the URL. @internal */
+export function target(
+  { url, token, fetch }: RelayOptions,
+  named = url ? "a relay's URL" : "RELAY_URL",
+): Target {
   const where = (url || environment("RELAY_URL") || "").trim() || DEFAULT_URL;
   const opens = (token === undefined ? environment("RELAY_TOKEN") : token)?.trim();
-  checkUrl(where);
+  checkUrl(where, named);
   if (opens && !isToken(opens)) {
     throw new RelayError("the token has characters that no token has");
   }
   return { url: where, token: opens, fetch };
 }
 
+/** No more than scheme, host and port, and these only where they are no token and no password. */
 const SHOWN =
-  /^[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?::\d{1,5}(?=[/?#]|$))?(?=[:/?#]|$)|^[a-z0-9.-]+:\d{1,5}(?=[/?#]|$)/i;
+  /^(?:[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?::\d{1,5}(?=[/?#]|$))?(?=[:/?#]|$)|[a-z0-9.-]+:\d{1,5}(?=[/?#]|$)|(?:localhost|(?:[0-9]+\.){3}[0-9]+|[a-z0-9.-]+\.[a-z]{2,9})(?=[/?#]|$))/i;
+const BESIDE_USER = /^(https?:\/\/)[^/?#]*@([a-z0-9.-]+(?::\d{1,5})?)(?=[/?#]|$)/i;
 
-function checkUrl(where: string): void {
+function checkUrl(where: string, named: string): void {
   let url: URL | undefined;
   try {
     url = new URL(where);
@@ -54,16 +59,16 @@ function checkUrl(where: string): void {
     // Said below.
   }
   const begins = url !== undefined && /^https?:\/\/[^/]/i.test(where);
+  let wrong = begins ? "end before a ? or #" : "begin with http:// or https:// and a host";
+  let shown = where.includes("@") ? undefined : SHOWN.exec(where)?.[0];
   if (begins && (url?.username || url?.password)) {
-    throw new RelayError("a relay's URL has no user and no password: the token opens it");
+    wrong = "have no user and no password, the token opens it";
+    const [, scheme, host] = BESIDE_USER.exec(where) ?? [];
+    shown = scheme && `${scheme}${host}`;
+  } else if (begins && !/[?#]/.test(where)) {
+    return;
   }
-  if (!begins || /[?#]/.test(where)) {
-    // No more than scheme, host and port: where there is a user, that part may be a password.
-    const [found] = SHOWN.exec(where) ?? [];
-    const said = found && !where.includes("@") ? `: ${quoted(found)}` : "";
-    const wrong = begins ? "ends before a ? or #" : "begins with http:// or https:// and a host";
-    throw new RelayError(`a relay's URL ${wrong}${said}`);
-  }
+  throw new RelayError(`${named} must ${wrong}${shown ? `: ${quoted(shown)}` : ""}`);
 }
 
 function environment(name: string): string | undefined {

@@ -381,6 +381,18 @@ test("without cy.env, which is new, settings are those of Cypress.env", async ()
   assert.deepEqual([...asked], ["RELAY_URL", "RELAY_TOKEN"]);
 });
 
+test("a RELAY_URL that can be none's is named", async () => {
+  const { RELAY_URL: url } = process.env;
+  process.env["RELAY_URL"] = "localhost:8025";
+  try {
+    await assert.rejects(asATest(() => cy.relayInbox()), {
+      message: "RELAY_URL must begin with http:// or https:// and a host: 'localhost:8025'",
+    });
+  } finally {
+    process.env["RELAY_URL"] = url;
+  }
+});
+
 /**
  * @param {import("node:http").RequestListener} answer
  * @param {() => Promise<void>} body

@@ -15,6 +15,11 @@ const relay = new Relay();
 test("what no relay is says so", async () => {
   for (const { url, error } of cases.urls) {
     assert.throws(() => new Relay({ url }), { name: "RelayError", message: error }, url);
+    const { RELAY_URL } = process.env;
+    process.env.RELAY_URL = url;
+    const message = error.replace("a relay's URL", "RELAY_URL");
+    assert.throws(() => new Relay(), { name: "RelayError", message }, url);
+    process.env.RELAY_URL = RELAY_URL;
   }
   for (const token of ["rk_se cret", "rk_se\ncret", "rk_s\xe9cret"]) {
     assert.throws(() => new Relay({ token }), /^RelayError: the token has characters that no token has$/);

@@ -50,11 +50,12 @@ Token = Union[str, None, FromEnvironment]
 
 def connection(url: str | None, token: Token) -> Connection:
     """Look for a relay where it is said to be, else where the environment says."""
+    named = "a relay's URL" if url else "RELAY_URL"
     url = (url or os.environ.get("RELAY_URL") or "").strip() or _DEFAULT
     if isinstance(token, FromEnvironment):
         token = os.environ.get(token.value)
     token = (token or "").strip() or None
-    host = _host(url)
+    host = _host(url, named)
     headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
     headers["Accept-Encoding"] = "identity"  # what is packed may be a thousand times as much
     if token:
@@ -66,28 +67,41 @@ def connection(url: str | None, token: Token) -> Connection:
     return Connection(url.rstrip("/"), token, arguments)
 
 
-def _host(url: str) -> str:
+_SHOWN = re.compile(
+    r"""
+      [a-z][a-z0-9+.-]*://[a-z0-9.-]*(?::[0-9]{1,5}(?=[/?#]|\Z))?(?=[:/?#]|\Z)
+    | [a-z0-9.-]+:[0-9]{1,5}(?=[/?#]|\Z)
+    | (?:localhost | (?:[0-9]+\.){3}[0-9]+ | [a-z0-9.-]+\.[a-z]{2,9})(?=[/?#]|\Z)
+    """,
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
+"""No more than scheme, host and port, and these only where they are no token and no password."""
+_BESIDE_USER = re.compile(
+    r"(https?://)[^/?#]*@([a-z0-9.-]+(?::[0-9]{1,5})?)(?=[/?#]|\Z)", re.ASCII | re.IGNORECASE
+)
+
+
+def _host(url: str, named: str) -> str:
     """Return the host of a relay's URL; an error has no more than its scheme, host, port."""
-    host = ""
-    wrong = "begins with http:// or https:// and a host"
+    wrong = "begin with http:// or https:// and a host"
+    found = None if "@" in url else _SHOWN.match(url)
+    shown = found[0] if found else ""
     try:
         parts = urlsplit(url)
         if re.match("https?://[^/]", url, re.IGNORECASE) and len(url.split()) == 1:
             _ = parts.port  # fails where it is none
-            if parts.hostname and "@" in parts.netloc:
-                raise RelayError("a relay's URL has no user and no password: the token opens it")
             host = httpx.URL(url).host
-            if host and ("?" in url or "#" in url):
-                host, wrong = "", "ends before a ? or #"
+            if parts.hostname and "@" in parts.netloc:
+                wrong = "have no user and no password, the token opens it"
+                found = _BESIDE_USER.match(url)
+                shown = found[1] + found[2] if found else ""
+            elif host and ("?" in url or "#" in url):
+                wrong = "end before a ? or #"
+            elif host:
+                return host
     except (ValueError, httpx.InvalidURL):
         pass  # said below
-    if host:
-        return host
-    port = ":[0-9]{1,5}(?=[/?#]|$)"
-    shown = rf"[a-z][a-z0-9+.-]*://[a-z0-9.-]*(?:{port})?(?=[:/?#]|$)|[a-z0-9.-]+{port}"
-    found = re.match(shown, url, re.IGNORECASE)
-    said = f": {quoted(found[0])}" if found and found[0] and "@" not in url else ""
-    raise RelayError(f"a relay's URL {wrong}{said}")
+    raise RelayError(f"{named} must {wrong}{shown and f': {quoted(shown)}'}")
 
 
 class _Jar(httpx.Cookies):

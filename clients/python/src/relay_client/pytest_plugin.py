@@ -38,6 +38,7 @@ from relay_client import (
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
+from relay_client._connect import FROM_ENVIRONMENT, Token
 from relay_client._exchange import drive
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
@@ -127,10 +128,9 @@ class _Relays:
             " relay is started for the run."
         )
 
-    def _where(self, factory: pytest.TempPathFactory) -> tuple[str, str | None]:
-        url = os.environ.get("RELAY_URL")
-        if url:
-            return url, os.environ.get("RELAY_TOKEN")
+    def _where(self, factory: pytest.TempPathFactory) -> tuple[str | None, Token]:
+        if os.environ.get("RELAY_URL"):
+            return None, FROM_ENVIRONMENT
         base = factory.getbasetemp()
         folder = (base.parent if self._is_worker else base) / "relay"
         command = self._config.getoption("relay_command")
