@@ -93,6 +93,7 @@ from relay.http.resources import (
 )
 from relay.http.routing import Api, Route
 from relay.log import get_logger
+from relay.mailboxes.messages import TooDeep
 from relay.mailboxes.store import AddressTaken, ReservedName
 from relay.metrics import registry
 from relay.storage import REFUSED
@@ -317,6 +318,11 @@ def _problem_of(error: Exception) -> Problem:
         return problem
     if isinstance(error, OverQuota):
         return over_quota(f"{error}.".capitalize())
+    if isinstance(error, TooDeep):
+        return unavailable(
+            "The offset skips more matches than a search finds in five seconds; go on with the "
+            "cursor of each page, or search for less: by `before:`, `after:` or `from:`."
+        )
     if isinstance(error, TemporaryFailure):
         log.warning("http.unavailable", error=str(error))
         return unavailable("A store that this call needs does not answer; try again.")

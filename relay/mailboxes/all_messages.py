@@ -366,6 +366,7 @@ class AllMessages:
                 self._pool, asked, narrowed, above=beyond, most=most
             )
 
+        where, bounds = common_search.in_chunks(terms), common_search.bounds
         ahead = search.Ahead(look)
         batch = search.FIRST_CHUNKS
         until = trio.current_time() + self._seconds
@@ -375,8 +376,9 @@ class AllMessages:
             if not chunks:
                 values["above"] = mark
                 break
-            rows = await self._oldest(
-                reach, wanted, common_search.in_chunks(terms), values | common_search.bounds(chunks)
+            chunks, rows = await ahead.read(
+                chunks,
+                lambda those: self._oldest(reach, wanted, where, values | bounds(those)),
             )
             if rows:
                 return _match(rows[0], expires_in)

@@ -192,7 +192,10 @@ class Arrivals:
             chunks = await ahead.take(batch)
             if not chunks:
                 return Found(None, 0.0, mark)  # what is in none says how long the mailbox has
-            look = await self._look(search.IN_CHUNKS, wanted, values | search.bounds(chunks))
+            chunks, look = await ahead.read(
+                chunks,
+                lambda those: self._look(search.IN_CHUNKS, wanted, values | search.bounds(those)),
+            )
             if look is None:
                 return None
             if look.message is not None:

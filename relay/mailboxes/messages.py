@@ -11,7 +11,7 @@ Promises
   and then says where to go on; a page may so hold less than its limit and have a next one.
 
 Fails with `DatabaseUnavailable` (temporary) from the pool, `Invalid` for a cursor that was not made
-here.
+here, `TooDeep` for an offset that skips more matches than are found in five seconds.
 """
 
 from __future__ import annotations
@@ -125,6 +125,10 @@ _THESE = f"""
       AND m.id = ANY (%(ids)s)
       AND {LIVE}"""  # noqa: S608 - constants of this module only
 _COUNTED = 5  # columns that a page of whole messages has before the record's
+
+
+class TooDeep(TemporaryFailure):
+    """What an offset skips takes too long to look for."""
 
 
 class Messages:
@@ -356,10 +360,10 @@ class Messages:
                 return found or [_NONE], None
             at, place = lowest_at, lowest
             now = trio.current_time()
-            if now > until + _OFFSET_SECONDS:
-                raise TemporaryFailure("what the offset skips takes too long to look for")
             if now > until and not offset:
                 return found or [_NONE], (at, place)
+            if now > until + _OFFSET_SECONDS:
+                raise TooDeep
             step = next_step(step, now - began, self._longest)
 
     async def _search(
@@ -380,6 +384,17 @@ class Messages:
                 self._pool, mailbox_id, asked, behind=behind, before=values["at"], most=most
             )
 
+        statement = f"""
+            SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
+            FROM relay.mailboxes b
+            {search.IN_CHUNKS}
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+              AND {_BEHIND}
+              AND {wanted.sql}
+            ORDER BY m.received_at DESC, m.id DESC
+            LIMIT %(needed)s
+            """  # noqa: S608 - constants of this module only
         ahead = search.Ahead(look)
         batch = search.FIRST_CHUNKS
         while True:
@@ -392,24 +407,13 @@ class Messages:
             ended = not chunks or (floor is not None and chunks[0].newest_at < floor[0])
             if ended or (len(best) == needed and best[-1][3] > chunks[0].newest_at):
                 return best[offset:] or [_NONE], floor
-            rows = await self._pool.fetch(
-                f"""
-                SELECT {ENTRY_COLUMNS}, {PLACED_COLUMNS}
-                FROM relay.mailboxes b
-                {search.IN_CHUNKS}
-                WHERE b.id = %(mailbox)s
-                  AND {LIVE}
-                  AND {_BEHIND}
-                  AND {wanted.sql}
-                ORDER BY m.received_at DESC, m.id DESC
-                LIMIT %(needed)s
-                """,  # noqa: S608 - constants of this module only
-                values | search.bounds(chunks),
+            chunks, rows = await ahead.read(
+                chunks, lambda those: self._pool.fetch(statement, values | search.bounds(those))
             )
             found |= {row[0]: row for row in rows}
             now, at = trio.current_time(), chunks[-1].newest_at
-            if now > until + _OFFSET_SECONDS:
-                raise TemporaryFailure("what the offset skips takes too long to look for")
+            if now > until + _OFFSET_SECONDS and offset:
+                raise TooDeep
             if now > until and not offset and (values["at"] is None or at < values["at"]):
                 floor = max(floor or (at, HIGHEST), (at, HIGHEST))
             batch = search.next_batch(

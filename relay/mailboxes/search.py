@@ -24,6 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
+import trio
 
 from relay.db.pool import Pool
 from relay.db.text import storable
@@ -38,6 +39,7 @@ SIZE = 64
 _BYTES = 512 * 1024  # of text in a chunk, unless it is one message's
 
 T = TypeVar("T")
+R = TypeVar("R")
 MakeFilter = Callable[[bytes, bytes], Awaitable[bytes]]
 """Gives `relay.mailboxes.worker.filter_of` texts and details; raises `TemporaryFailure`."""
 
@@ -98,6 +100,9 @@ FIRST_CHUNKS, MOST_CHUNKS = 2, 32
 """How many chunks the first statement of a search reads, and the largest one."""
 QUICK = 0.1  # s
 """What the next statement of a search may take, by the last one."""
+LONGEST = 0.5  # s
+"""What a statement may take that reads more than one chunk: the texts in them may be of any kind,
+and those before say nothing of them."""
 AHEAD = 64
 """How many chunks are looked for at once."""
 
@@ -118,11 +123,15 @@ class Ahead(Generic[T]):
 
     A look that finds fewer goes through all chunks: 3 ms of 100,000 messages.
 
-    `look`: gives the next ones behind a chunk (None: the first), that many at most.
+    `look`: gives the next ones behind a chunk (None: the first), that many at most.  `longest`:
+    seconds that a statement about more than one of them may take.
     """
 
-    def __init__(self, look: Callable[[T | None, int], Awaitable[list[T]]]) -> None:
+    def __init__(
+        self, look: Callable[[T | None, int], Awaitable[list[T]]], *, longest: float | None = None
+    ) -> None:
         self._look = look
+        self._longest = LONGEST if longest is None else longest
         self._waiting: list[T] = []
         self._last: T | None = None
         self._ended = False
@@ -136,6 +145,21 @@ class Ahead(Generic[T]):
         if taken:
             self._last = taken[-1]
         return taken
+
+    async def read(
+        self, taken: list[T], fetch: Callable[[list[T]], Awaitable[R]]
+    ) -> tuple[list[T], R]:
+        """Return what a statement finds in these chunks, and in which.
+
+        Where it takes too long it is cancelled, and of a quarter of them: the others come again.
+        """
+        while len(taken) > 1:
+            with trio.move_on_after(self._longest):
+                return taken, await fetch(taken)
+            few = max(1, len(taken) // 4)
+            self._waiting = [*taken[few:], *self._waiting]
+            taken = taken[:few]
+        return taken, await fetch(taken)
 
 
 class Chunk(NamedTuple):

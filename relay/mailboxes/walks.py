@@ -9,7 +9,8 @@ by its ids.
 Promises
 - What is found is what reading everything would find, highest ids first, as far as the search came.
 - No statement reads more messages than a step or `search.MOST_CHUNKS` chunks have, nor, of a step,
-  more text than `matching.TEXT_BYTES` and that of one message; and no search
+  more text than `matching.TEXT_BYTES` and that of one message, nor, of more than one chunk, for
+  more than `search.LONGEST`; and no search
   begins one after `SECONDS`, unless it came nowhere yet: it says where to go on, and whoever asks
   for the next page does.
 - Not bounded so are the look for the next chunks, which asks as many filters as say no (some
@@ -233,6 +234,17 @@ class Walk:
                 self._pool, asked, narrow, behind=behind, below=below, most=most
             )
 
+        statement = f"""
+            SELECT m.id
+            FROM {common_search.in_chunks(self._terms)}
+            WHERE m.id < %(below)s
+              AND {LIVE}
+              AND {self._reach.sql}
+              AND {self._wanted.sql}
+            ORDER BY m.id DESC
+            LIMIT %(limit)s
+            """  # noqa: S608 - constants of ours only
+        values = {"below": below, "limit": limit, **self._reach.values(), **self._wanted.values}
         ahead = search.Ahead(look)
         batch = search.FIRST_CHUNKS
         while True:
@@ -244,22 +256,10 @@ class Walk:
             # No chunk that is left has anything as new as the last of what is asked for.
             if ended or (len(best) == limit and best[-1] > chunks[0].newest_id):
                 return Stretch(best, best[-1] if len(best) == limit else floor)
-            rows = await self._pool.fetch(
-                f"""
-                SELECT m.id
-                FROM {common_search.in_chunks(self._terms)}
-                WHERE m.id < %(below)s
-                  AND {LIVE}
-                  AND {self._reach.sql}
-                  AND {self._wanted.sql}
-                ORDER BY m.id DESC
-                LIMIT %(limit)s
-                """,  # noqa: S608 - constants of ours only
-                {
-                    "below": below, "limit": limit,
-                    **self._reach.values(), **self._wanted.values, **common_search.bounds(chunks),
-                },
-            )  # fmt: skip
+            chunks, rows = await ahead.read(
+                chunks,
+                lambda those: self._pool.fetch(statement, values | common_search.bounds(those)),
+            )
             found |= {row[0] for row in rows}
             last = chunks[-1]
             now = trio.current_time()

@@ -9,9 +9,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from relay.db.pool import Pool
 from relay.mailboxes import common_search, search
+from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
 from relay.mailboxes.grams import holds, probes
 from relay.mailboxes.messages import Messages
@@ -19,6 +22,7 @@ from relay.mailboxes.parser import Parser
 from relay.mailboxes.query import parse
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import senders
+from relay.mailboxes.visibility import Reach
 from relay.mailboxes.worker import filter_of
 
 MESSAGES, SIZE = 150, 8
@@ -307,3 +311,72 @@ async def test_chunks_are_looked_for_many_at_once() -> None:
             taken += batch
         assert taken == list(range(count))
         assert len(looks) == count // search.AHEAD + 1
+
+
+async def test_a_statement_that_takes_long_is_begun_again_with_fewer_chunks(
+    autojump_clock: MockClock,
+) -> None:
+    """None about more than one takes longer than it may; each chunk is read once, in order."""
+    seconds = {number: 0.01 if number % 40 else 1.3 for number in range(100)}
+    ended: list[tuple[float, int]] = []
+
+    async def look(behind: int | None, most: int) -> list[int]:
+        first = 0 if behind is None else behind + 1
+        return list(range(first, min(first + most, len(seconds))))
+
+    async def fetch(those: list[int]) -> list[int]:
+        began = trio.current_time()
+        try:
+            await trio.sleep(sum(seconds[one] for one in those))
+            return those
+        finally:
+            ended.append((trio.current_time() - began, len(those)))
+
+    ahead, read = search.Ahead(look), []
+    while taken := await ahead.take(search.MOST_CHUNKS):
+        those, rows = await ahead.read(taken, fetch)
+        assert those == rows
+        read += rows
+    assert read == list(seconds)
+    assert all(took < search.LONGEST + 0.01 or count == 1 for took, count in ended)
+    assert max(count for _, count in ended) == search.MOST_CHUNKS
+
+
+async def test_a_search_whose_statements_are_cut_short_finds_the_same(
+    pool: Pool, filled: tuple[Store, UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was cancelled is looked at again: by lists, by walks, and by those who wait."""
+    _, mailbox = filled
+    while await search.grow(pool, mailbox, make, size=SIZE):
+        pass
+    settled = await pool.fetch_value("SELECT relay.settled_seq()")
+    while await common_search.grow(pool, make, settled=settled, size=SIZE, least=1):
+        pass
+    messages, everything, arrivals = Messages(pool), AllMessages(pool), Arrivals(pool)
+    reach = Reach(mailbox_id=mailbox)
+
+    async def found() -> list[Any]:
+        all_found: list[Any] = []
+        for needle in ("order", "order order", "unique-77", "nowhere to be found"):
+            terms = parse(f'"{needle}"')
+            page = await messages.page(mailbox, limit=100, terms=terms)
+            whole = await everything.page(Reach(), limit=100, terms=terms)
+            assert page is not None
+            all_found += [page.items, whole.items]
+            above = 0
+            while (one := await everything.next_match(reach, terms, above=above)) is not None:
+                all_found.append(one.message)
+                if one.message is None:
+                    break
+                above = one.above
+            after = None
+            while first := await arrivals.next_match(mailbox, subject=needle, after=after):
+                if first.message is None:
+                    break
+                all_found.append(first.message)
+                after = first.message.id
+        return all_found
+
+    wanted = await found()
+    monkeypatch.setattr(search, "LONGEST", 0.0)
+    assert await found() == wanted

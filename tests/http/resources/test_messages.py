@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import os
 import sys
 from dataclasses import replace
@@ -442,3 +443,24 @@ async def test_an_attachment_is_a_download_under_a_bare_name(house: House):
     for index in ("1", "99999999", "-1", "x"):
         missing = await house.client.get(f"{url}/attachments/{index}", headers=token)
         assert missing.status_code == 404
+
+
+async def test_an_offset_that_skips_too_much_says_what_to_do(house: House, monkeypatch):
+    """Not that a store is gone: the same call would end so again."""
+    address, token = await house.mailbox()
+    for number in range(3):
+        await house.deliver(address, f"Subject: order {number}\r\n\r\nx".encode())
+    too_slow = Messages(house.pool, seconds=-60, longest=1)
+    page = functools.partial(Messages.page, too_slow)
+    monkeypatch.setattr(Messages, "page", staticmethod(page))
+    url = f"/api/v1/mailboxes/{address}/messages"
+    params: dict[str, str | int] = {"q": "order", "limit": 1, "offset": 2}
+    answer = await house.client.get(url, params=params, headers=token)
+    assert answer.status_code == 503
+    detail = answer.json()["detail"]
+    assert detail.startswith("The offset skips more matches than a search finds")
+    assert "cursor" in detail
+    assert "before:" in detail
+    del params["offset"]
+    answer = await house.client.get(url, params=params, headers=token)
+    assert answer.status_code == 200
