@@ -154,7 +154,10 @@ test("what is packed is not unpacked, and was not asked for", async () => {
       response.writeHead(200, { "Content-Encoding": "gzip" }).end(packed);
     },
     (client) =>
-      assert.rejects(client.info(), /^Refused: 200 unknown: no relay answered: it comes as 'gzip' \(GET http:\S+\/info\)$/),
+      assert.rejects(
+        client.info(),
+        /^Refused: 200 unknown: no relay answered: it comes as 'gzip' \(GET http:\S+\/info\)$/,
+      ),
   );
   assert.equal(accepts, "identity");
 });
@@ -204,11 +207,18 @@ for (const next of [...ELSEWHERE, "/a\tb", "/\xe9"]) {
 }
 
 test("a next page's header that has no end is looked through once, if at all", async () => {
-  for (const [link, calls] of /** @type {const} */ ([["<".repeat(8_192), 1], ["<".repeat(95_000), 0]])) {
+  for (const [link, calls] of /** @type {const} */ ([
+    ["<".repeat(8_192), 1],
+    ["<".repeat(95_000), 0],
+  ])) {
     const headers = { Link: link };
     const client = new Relay({ url: "http://x", fetch: async () => Response.json([MESSAGE], { headers }) });
     const found = client.mailbox("a@b").messages();
     if (calls) assert.equal((await found).length, 1);
-    else await assert.rejects(found, /^Refused: 200 unknown: no relay answered: its Link has more than 8 KiB \(GET \S+\)$/);
+    else
+      await assert.rejects(
+        found,
+        /^Refused: 200 unknown: no relay answered: its Link has more than 8 KiB \(GET \S+\)$/,
+      );
   }
 });

@@ -75,7 +75,11 @@ test("mail is sent, waited for and read", async () => {
   assert.equal(wrong.code, 1);
   assert.match(wrong.err, /no link like '\/welcome' in 'Reset'/);
   assert.equal((await relayClient(["close", inbox])).code, 0);
-  for (const words of [["code", inbox, "--timeout", "1"], ["none", inbox], ["close", inbox]]) {
+  for (const words of [
+    ["code", inbox, "--timeout", "1"],
+    ["none", inbox],
+    ["close", inbox],
+  ]) {
     const gone = await relayClient(words);
     assert.equal(gone.code, 3, words[0]);
     assert.match(gone.err, /^relay-client: 404 mailbox-not-found: /);
@@ -124,7 +128,10 @@ test("a list has an end, though a relay's pages have none", async () => {
   for (const more of [[], ["word"]]) {
     const listed = await relayClient(["messages", "a@b", ...more, "--timeout", "200ms"], env);
     assert.equal(listed.code, 4);
-    assert.match(listed.err, /^relay-client: (the list of a@b has not ended after 0\.2 s|.*takes too long\))\n/);
+    assert.match(
+      listed.err,
+      /^relay-client: (the list of a@b has not ended after 0\.2 s|.*takes too long\))\n/,
+    );
   }
   server.close();
   server.closeAllConnections();
@@ -139,7 +146,10 @@ test("what answers and is no relay is refused", async () => {
   page.close();
   page.closeAllConnections();
   assert.equal(answer.code, 3);
-  assert.match(answer.err, /^relay-client: 200 unknown: no relay answered: '<html>' \(\S+ \S+\)\nRELAY_URL or --url.*\n$/);
+  assert.match(
+    answer.err,
+    /^relay-client: 200 unknown: no relay answered: '<html>' \(\S+ \S+\)\nRELAY_URL or --url.*\n$/,
+  );
   const closed = await relayClient(["inbox", "--token", "rk_unknown"]);
   assert.match(closed.err, /^relay-client: 401 .*\n.*--token, say where the relay is.*8025\n$/);
 });
@@ -147,15 +157,12 @@ test("what answers and is no relay is refused", async () => {
 test("a stranger's mail drives no terminal and no CI from standard error", async () => {
   const evil = "\\u001b[2J\\u009b31m\\u202e##vso[task.x]";
   const entry = `"id":"1","from_address":"${evil}","subject":"${evil}","received_at":"2026-01-01T00:00:00Z"`;
-  const more = '"to":"a@b","size":1,"body_text":null,"body_html":null,"otp":null,"headers":{},"attachments":[]';
+  const more =
+    '"to":"a@b","size":1,"body_text":null,"body_html":null,"otp":null,"headers":{},"attachments":[]';
   const message = `{${entry},${more},"links":["https://evil.example/\\n::error::${evil}"]}`;
   const server = createServer((asked, response) =>
     response.end(
-      asked.url?.includes("subject=none")
-        ? "null"
-        : asked.url?.includes("/wait?")
-          ? message
-          : `[{${entry}}]`,
+      asked.url?.includes("subject=none") ? "null" : asked.url?.includes("/wait?") ? message : `[{${entry}}]`,
     ),
   ).listen(0, "127.0.0.1");
   await once(server, "listening");

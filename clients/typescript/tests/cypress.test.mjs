@@ -178,9 +178,7 @@ test("a wait in vain says what came; it waits at the inbox that is named", async
         }).then((/** @type {any} */ { body }) => {
           minutes = (Date.parse(body.expires_at) - Date.now()) / 60_000;
         });
-        cy.wrap(
-          relay.send({ from: "a@shop.example", to: inbox.address, subject: "Welcome", text: "x" }),
-        );
+        cy.wrap(relay.send({ from: "a@shop.example", to: inbox.address, subject: "Welcome", text: "x" }));
         cy.waitForMail();
         cy.relayInbox();
         cy.waitForMail({ inbox, subject: "Reset", timeout: 200 });
@@ -270,7 +268,10 @@ test("a captured mailbox is waited for before its first mail", async () => {
   const came = [];
   const waits = () => cy.waitForMail({ inbox }).then((/** @type {any} */ one) => void came.push(one));
   await Promise.all([asATest(waits), sends()]);
-  assert.deepEqual(came.map(({ subject }) => subject), ["Reset"]);
+  assert.deepEqual(
+    came.map(({ subject }) => subject),
+    ["Reset"],
+  );
   const other = { inbox: { ...inbox, address: `not-${address}` }, timeout: 10 };
   await assert.rejects(
     asATest(() => cy.waitForMail(other)),
@@ -278,17 +279,18 @@ test("a captured mailbox is waited for before its first mail", async () => {
   );
 });
 
-test("a key is told that captured mail is the administrator's", () => asKey(async () => {
-  const inbox = { address: "ada@customer.example", sessionToken: null };
-  await assert.rejects(
-    asATest(() => cy.waitForMail({ inbox })),
-    /404 mailbox-not-found: .* Captured mail opens only to the administrator's token\./,
-  );
-  await assert.rejects(
-    asATest(() => cy.relayInbox().then(() => cy.waitForMail({ timeout: 10 }))),
-    /nothing came\n.*not shown to an API key/,
-  );
-}));
+test("a key is told that captured mail is the administrator's", () =>
+  asKey(async () => {
+    const inbox = { address: "ada@customer.example", sessionToken: null };
+    await assert.rejects(
+      asATest(() => cy.waitForMail({ inbox })),
+      /404 mailbox-not-found: .* Captured mail opens only to the administrator's token\./,
+    );
+    await assert.rejects(
+      asATest(() => cy.relayInbox().then(() => cy.waitForMail({ timeout: 10 }))),
+      /nothing came\n.*not shown to an API key/,
+    );
+  }));
 
 test("a wait in vain names what has just come", async () => {
   let lists = 0;
@@ -323,9 +325,12 @@ test("a wait in vain at a relay that does not know who was refused says what cam
     },
     async () => {
       const inbox = { address: "a@b.example", sessionToken: null };
-      await assert.rejects(asATest(() => cy.waitForMail({ inbox, timeout: 0 })), {
-        message: "waited 0 s for any mail; nothing came",
-      });
+      await assert.rejects(
+        asATest(() => cy.waitForMail({ inbox, timeout: 0 })),
+        {
+          message: "waited 0 s for any mail; nothing came",
+        },
+      );
       const [refused, captured] = requests.slice(-2);
       assert.equal(refused, "GET /api/v1/mailboxes/a@b.example/refused");
       assert.equal(captured, "GET /api/v1/mailboxes/a@b.example/captured");
@@ -385,9 +390,12 @@ test("a RELAY_URL that can be none's is named", async () => {
   const { RELAY_URL: url } = process.env;
   process.env["RELAY_URL"] = "localhost:8025";
   try {
-    await assert.rejects(asATest(() => cy.relayInbox()), {
-      message: "RELAY_URL must begin with http:// or https:// and a host: 'localhost:8025'",
-    });
+    await assert.rejects(
+      asATest(() => cy.relayInbox()),
+      {
+        message: "RELAY_URL must begin with http:// or https:// and a host: 'localhost:8025'",
+      },
+    );
   } finally {
     process.env["RELAY_URL"] = url;
   }
@@ -424,11 +432,14 @@ test("what gets no answer, or is not let in, names the variables; no other failu
       socket.destroy();
     },
     () =>
-      assert.rejects(asATest(() => cy.relayInbox()), (error) => {
-        assert.ok(error instanceof Error);
-        assert.equal(error.message, `fetch failed\n${WHERE}`);
-        return true;
-      }),
+      assert.rejects(
+        asATest(() => cy.relayInbox()),
+        (error) => {
+          assert.ok(error instanceof Error);
+          assert.equal(error.message, `fetch failed\n${WHERE}`);
+          return true;
+        },
+      ),
   );
   assert.ok(port > 0);
   await at(
@@ -436,7 +447,11 @@ test("what gets no answer, or is not let in, names the variables; no other failu
       response
         .writeHead(401, { "Content-Type": "application/json" })
         .end('{"type":"urn:x:unauthorized","detail":"no"}'),
-    () => assert.rejects(asATest(() => cy.relayInbox()), { message: `401 unauthorized: no\n${WHERE}` }),
+    () =>
+      assert.rejects(
+        asATest(() => cy.relayInbox()),
+        { message: `401 unauthorized: no\n${WHERE}` },
+      ),
   );
   await assert.rejects(
     asATest(() => {
@@ -453,17 +468,24 @@ for (const { status, headers, body, error } of cases.no_relay) {
   test(`no relay: ${error}`, async () => {
     await at(
       (_, response) => response.writeHead(status, headers).end(body),
-      () => assert.rejects(asATest(() => cy.relayInbox()), { message: `${error}\n${WHERE}` }),
+      () =>
+        assert.rejects(
+          asATest(() => cy.relayInbox()),
+          { message: `${error}\n${WHERE}` },
+        ),
     );
   });
 }
 
 test("an address that is in no path ends no other test", async () => {
-  const body =
-    '{"address":"\\ud800@b","session_token":null,"expires_at":"2030-01-01T00:00:00Z"}';
+  const body = '{"address":"\\ud800@b","session_token":null,"expires_at":"2030-01-01T00:00:00Z"}';
   await at(
     (_, response) => response.writeHead(201, { "Content-Type": "application/json" }).end(body),
-    () => assert.rejects(asATest(() => cy.relayInbox()), /^Refused: 201 unknown: no relay answered/),
+    () =>
+      assert.rejects(
+        asATest(() => cy.relayInbox()),
+        /^Refused: 201 unknown: no relay answered/,
+      ),
   );
 });
 

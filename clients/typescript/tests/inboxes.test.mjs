@@ -64,26 +64,29 @@ async function deliver(to, given = {}) {
 /** @param {Uint8Array | undefined} bytes */
 const text = (bytes) => new TextDecoder().decode(bytes);
 
-test("an error's first frame is its caller's", withInbox(async ({ address, sessionToken }) => {
-  for (const { Relay: Made } of [{ Relay }, createRequire(import.meta.url)("relay-client")]) {
-    const one = new Made();
-    const inbox = one.mailbox(address, sessionToken);
-    for (const [call, name] of /** @type {[() => Promise<unknown>, string][]} */ ([
-      [async () => await inbox.wait({ timeout: 0 }), "WaitTimeout"],
-      [async () => await one.inbox({ ttl: NaN }), "RelayError"],
-      [async () => await one.mailbox(`not.${address}`).messages(), "Refused"],
-      [async () => new Made({ url: "x" }), "RelayError"],
-    ])) {
-      await assert.rejects(call, ({ name: said, message, stack }) => {
-        assert.equal(said, name);
-        assert.ok(stack.startsWith(`${name}: ${message}\n`), stack);
-        const [first] = stack.slice(name.length + message.length + 3).split("\n");
-        assert.match(first, /^ +at .*inboxes\.test\.mjs:\d+/);
-        return true;
-      });
+test(
+  "an error's first frame is its caller's",
+  withInbox(async ({ address, sessionToken }) => {
+    for (const { Relay: Made } of [{ Relay }, createRequire(import.meta.url)("relay-client")]) {
+      const one = new Made();
+      const inbox = one.mailbox(address, sessionToken);
+      for (const [call, name] of /** @type {[() => Promise<unknown>, string][]} */ ([
+        [async () => await inbox.wait({ timeout: 0 }), "WaitTimeout"],
+        [async () => await one.inbox({ ttl: NaN }), "RelayError"],
+        [async () => await one.mailbox(`not.${address}`).messages(), "Refused"],
+        [async () => new Made({ url: "x" }), "RelayError"],
+      ])) {
+        await assert.rejects(call, ({ name: said, message, stack }) => {
+          assert.equal(said, name);
+          assert.ok(stack.startsWith(`${name}: ${message}\n`), stack);
+          const [first] = stack.slice(name.length + message.length + 3).split("\n");
+          assert.match(first, /^ +at .*inboxes\.test\.mjs:\d+/);
+          return true;
+        });
+      }
     }
-  }
-}));
+  }),
+);
 
 test(
   "a message has its parts",
@@ -105,10 +108,7 @@ test(
     assert.ok(Date.now() - message.receivedAt.getTime() < 60_000);
     assert.equal(message.attachments.length, 1);
     const [file] = message.attachments;
-    assert.deepEqual(
-      [file?.filename, file?.contentType, file?.size],
-      ["invoice.pdf", "application/pdf", 4],
-    );
+    assert.deepEqual([file?.filename, file?.contentType, file?.size], ["invoice.pdf", "application/pdf", 4]);
     assert.equal(text(await file?.content), "%PDF");
     assert.equal(await file?.content, await file?.content);
     const checks = await message.checks();
@@ -190,9 +190,7 @@ test(
     const first = await inbox.wait();
     const [second] = await Promise.all([
       inbox.wait({ after: first, timeout: 20_000 }),
-      new Promise((done) => setTimeout(done, 200)).then(() =>
-        deliver(inbox.address, { subject: "Two" }),
-      ),
+      new Promise((done) => setTimeout(done, 200)).then(() => deliver(inbox.address, { subject: "Two" })),
     ]);
     assert.equal(second.subject, "Two");
     assert.deepEqual(
@@ -212,29 +210,26 @@ test(
     });
     await inbox.waitNone(100);
     await deliver(inbox.address, { subject: "Welcome" });
-    await assert.rejects(
-      inbox.wait({ subject: "Reset", sender: "bank", timeout: 100 }),
-      (error) => {
-        assert.ok(error instanceof WaitTimeout && error instanceof RelayError);
-        assert.match(
-          error.message,
-          /^waited 0\.1 s for mail from 'bank' with 'Reset' in the subject; 1 other came:\n {2}20\S+Z from a@shop\.example: 'Welcome'$/,
-        );
-        assert.equal(error.timeout, 100);
-        return true;
-      },
-    );
-    await assert.rejects(
-      inbox.waitMany(3, { timeout: 100 }),
-      /3 messages; 1 came, and nothing else$/,
-    );
+    await assert.rejects(inbox.wait({ subject: "Reset", sender: "bank", timeout: 100 }), (error) => {
+      assert.ok(error instanceof WaitTimeout && error instanceof RelayError);
+      assert.match(
+        error.message,
+        /^waited 0\.1 s for mail from 'bank' with 'Reset' in the subject; 1 other came:\n {2}20\S+Z from a@shop\.example: 'Welcome'$/,
+      );
+      assert.equal(error.timeout, 100);
+      return true;
+    });
+    await assert.rejects(inbox.waitMany(3, { timeout: 100 }), /3 messages; 1 came, and nothing else$/);
     await assert.rejects(inbox.waitNone(5_000), (error) => {
       assert.ok(error instanceof UnexpectedMail);
       assert.match(error.message, /^mail came where none was to come:\n.*'Welcome'$/);
       return true;
     });
     await inbox.waitNone(100, { subject: "Reset" });
-    await assert.rejects(inbox.wait({ subject: "Reset", timeout: 0 }), /waited 0 s for mail with 'Reset' in the subject/);
+    await assert.rejects(
+      inbox.wait({ subject: "Reset", timeout: 0 }),
+      /waited 0 s for mail with 'Reset' in the subject/,
+    );
     // What the type checker would find, for those who have none.
     const careless = /** @type {any} */ (inbox);
     await assert.rejects(
@@ -297,7 +292,10 @@ test("a regular expression is waited for, by a call for each message that comes"
   })();
   const orders = await inbox.waitMany(2, { subject: /Order \d+/g });
   await later;
-  assert.deepEqual(orders.map(({ subject }) => subject), ["Order 1", "Order 2"]);
+  assert.deepEqual(
+    orders.map(({ subject }) => subject),
+    ["Order 1", "Order 2"],
+  );
   assert.ok(waits.length <= 5, "one each, and those that find nobody parsed yet");
   waits.length = 0;
   assert.equal((await inbox.wait({ subject: "ORDER", sender: /^a@shop/ })).subject, "Order");
@@ -332,7 +330,10 @@ test("a wait that would never end, or cannot be meant, is refused at once", asyn
     await assert.rejects(inbox.waitMany(count), /^RelayError: so many messages cannot be waited for/);
   }
   for (const ttl of [NaN, 0, -1]) {
-    await assert.rejects(relay.inbox({ ttl }), /^RelayError: an inbox's ttl is a number of minutes above 0, not /);
+    await assert.rejects(
+      relay.inbox({ ttl }),
+      /^RelayError: an inbox's ttl is a number of minutes above 0, not /,
+    );
   }
 });
 
@@ -482,7 +483,8 @@ test("a wait in vain says that a key is not told what was captured", async () =>
 test("a wait in vain says what was captured of its own test's application", async () => {
   const inbox = await inboxOf(relay, { ttl: 10 }, "orders a book");
   const { user } = await smtpServerOf(relay, "orders a book");
-  for (const name of [user, "another-test"]) await sendAs(name, `${name}@${inbox.address.split("@")[0]}.example`);
+  for (const name of [user, "another-test"])
+    await sendAs(name, `${name}@${inbox.address.split("@")[0]}.example`);
   await assert.rejects(inbox.wait({ timeout: 100 }), {
     message:
       "waited 0.1 s for any mail; nothing came; mail to 1 other recipient was captured since the " +
@@ -536,8 +538,7 @@ test(
   "a list and a search have the newest first, and mark them read",
   withInbox(async (inbox) => {
     for (const number of [0, 1, 2]) await deliver(inbox.address, { subject: `Number ${number}` });
-    const subjects = (/** @type {{ subject: string | null }[]} */ found) =>
-      found.map((one) => one.subject);
+    const subjects = (/** @type {{ subject: string | null }[]} */ found) => found.map((one) => one.subject);
     assert.deepEqual(subjects(await inbox.messages(2)), ["Number 2", "Number 1"]);
     assert.deepEqual(subjects(await inbox.search("is:unread")), ["Number 0"]);
     assert.deepEqual(subjects(await inbox.messages()), ["Number 2", "Number 1", "Number 0"]);
@@ -576,10 +577,7 @@ test("without a token an inbox has its own, which opens that inbox alone", async
   assert.ok(inbox.sessionToken);
   assert.equal((await anonymous.mailbox(inbox.address, inbox.sessionToken).messages()).length, 1);
   await assert.rejects(anonymous.mailbox(inbox.address).messages(), /404/);
-  await assert.rejects(
-    anonymous.send({ from: "a@relay.localhost", to: inbox.address, text: "x" }),
-    /401/,
-  );
+  await assert.rejects(anonymous.send({ from: "a@relay.localhost", to: inbox.address, text: "x" }), /401/);
   await inbox.close();
 });
 
@@ -659,10 +657,7 @@ test(
       name: "WaitTimeout",
       message: `waited 0.1 s for ${queued.id} to be sent; it is queued`,
     });
-    await assert.rejects(
-      relay.outbound(id).wait("held"),
-      /the message is sent, and will not be held/,
-    );
+    await assert.rejects(relay.outbound(id).wait("held"), /the message is sent, and will not be held/);
   }),
 );
 
@@ -675,10 +670,7 @@ test("where mail is taken is said", async () => {
 test("a call of a client that is closed fails, one that is under way, too", async () => {
   const client = new Relay();
   const inbox = await client.inbox();
-  const waits = assert.rejects(
-    inbox.wait({ timeout: 20_000 }),
-    /^RelayError: the client is closed/,
-  );
+  const waits = assert.rejects(inbox.wait({ timeout: 20_000 }), /^RelayError: the client is closed/);
   await new Promise((done) => setTimeout(done, 50));
   await client.close();
   await waits;
@@ -719,15 +711,12 @@ test("a state that no message has is refused before anything is asked", async ()
 
 test("a wait ends when its inbox is closed", async () => {
   const inbox = await relay.inbox();
-  const waits = assert.rejects(
-    inbox.wait({ subject: "Reset", timeout: 20_000 }),
-    (error) => {
-      const said = "RelayError: the inbox was closed while mail with 'Reset' in the subject was waited for";
-      assert.equal(String(error), said);
-      assert.ok(error instanceof RelayError && error.cause === undefined, "it says nothing");
-      return true;
-    },
-  );
+  const waits = assert.rejects(inbox.wait({ subject: "Reset", timeout: 20_000 }), (error) => {
+    const said = "RelayError: the inbox was closed while mail with 'Reset' in the subject was waited for";
+    assert.equal(String(error), said);
+    assert.ok(error instanceof RelayError && error.cause === undefined, "it says nothing");
+    return true;
+  });
   await new Promise((done) => setTimeout(done, 50));
   await inbox.close();
   await waits;

@@ -33,17 +33,14 @@ test("what no relay is says so", async () => {
   await once(gone, "listening");
   const nowhere = `http://127.0.0.1:${portOf(gone)}`;
   await new Promise((done) => gone.close(done));
-  await assert.rejects(
-    new Relay({ url: nowhere }).mailbox("a@b.example").wait({ timeout: 300 }),
-    (error) => {
-      assert.ok(error instanceof Unreachable);
-      assert.match(
-        error.message,
-        /^the relay does not answer GET http:\/\/127\.0\.0\.1:\d+\/api\/.*wait \(for \d\.\d s: .*ECONNREFUSED/,
-      );
-      return true;
-    },
-  );
+  await assert.rejects(new Relay({ url: nowhere }).mailbox("a@b.example").wait({ timeout: 300 }), (error) => {
+    assert.ok(error instanceof Unreachable);
+    assert.match(
+      error.message,
+      /^the relay does not answer GET http:\/\/127\.0\.0\.1:\d+\/api\/.*wait \(for \d\.\d s: .*ECONNREFUSED/,
+    );
+    return true;
+  });
   assert.ok(performance.now() - began >= 300, "it was asked again");
 });
 
@@ -229,9 +226,7 @@ test("an answer of somebody in front who is busy is asked again", async () => {
     fetch: async (_, init) => {
       assert.equal(new Headers(init?.headers).get("Authorization"), null);
       const status = Number(answers.shift());
-      return status === 200
-        ? Response.json(INFO)
-        : new Response("busy", { status });
+      return status === 200 ? Response.json(INFO) : new Response("busy", { status });
     },
   });
   assert.equal((await client.info()).version, "1");

@@ -19,14 +19,18 @@ const checker = program.getTypeChecker();
 const folder = resolve(file, "..");
 const isOurs = (symbol) =>
   (symbol.declarations ?? []).some((one) => one.getSourceFile().fileName.startsWith(folder));
-const named = (type) =>
-  (type.isUnion() ? type.types : [type]).flatMap((one) => one.getProperties());
+const named = (type) => (type.isUnion() ? type.types : [type]).flatMap((one) => one.getProperties());
 
 function given(parameter) {
   const type = checker.getNonNullableType(checker.getTypeOfSymbol(parameter));
   const one = type.isUnion() ? type.types[0] : type;
-  const options = one.flags & ts.TypeFlags.Object && /Options$|^Wanted$|^NewMessage$|^__type$/.test(one.symbol?.name ?? "");
-  return options ? named(one).filter(isOurs).map(({ name }) => name) : [parameter.name];
+  const options =
+    one.flags & ts.TypeFlags.Object && /Options$|^Wanted$|^NewMessage$|^__type$/.test(one.symbol?.name ?? "");
+  return options
+    ? named(one)
+        .filter(isOurs)
+        .map(({ name }) => name)
+    : [parameter.name];
 }
 
 function members(symbol) {

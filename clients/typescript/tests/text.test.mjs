@@ -3,14 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { inspect } from "node:util";
-import {
-  NotDelivered,
-  Refused,
-  Relay,
-  RelayError,
-  UnexpectedMail,
-  WaitTimeout,
-} from "relay-client";
+import { NotDelivered, Refused, Relay, RelayError, UnexpectedMail, WaitTimeout } from "relay-client";
 import { cases, inner } from "./cases.mjs";
 
 const { arrivedAt } = await inner("fixtures");
