@@ -78,7 +78,8 @@ Promises, each with the name of what keeps it
 - Group (`Group`): lines that lead to one receiver have no more connections together than it is
   given; what has had none gets its turn (`_wanted_in_group`).
 - Right of way (`RightOfWay.held`): from when high mail is known to be due until it is delivered,
-  nothing lower is begun, for at most `RightOfWay.MOST` seconds and half of the time.
+  or has waited for a site for `SLOW` seconds, nothing lower is begun, for at most `RightOfWay.MOST`
+  seconds and half of the time.
 
 Fails: never.  Not promised: where no more may stand aside, an owner whose lower mail and high mail
 that hang fill the places stops the lower mail of others until their deadlines; two owners who do it
@@ -674,11 +675,14 @@ class Dispatch(Generic[J, W]):
         bound = self._bound(line.key, now)
         return min(width, self.full if bound is None else bound)
 
-    def room_to_wait(self, priority: int = len(PRIORITIES)) -> int:
+    def room_to_wait(self, priority: int = len(PRIORITIES), announced: int = 0) -> int:
         """How many more jobs may wait in slow lines: in all, half as many as there are places, and
-        half as many more where they are high."""
+        half as many more where they are high.
+
+        `announced`: those that `next` has given out while the delivery before them goes on.
+        """
         waits = sum(line.waits for line in self._round if line.is_slow)
-        return max(self._most_slow(priority) - waits, 0)
+        return max(self._most_slow(priority) - waits - announced, 0)
 
     def _most_slow(self, priority: int) -> int:
         return self._slow if priority != _HIGH else self._slow + _half_of(self._slow)

@@ -117,6 +117,8 @@ class Gatekeeper:
         self._traffic = traffic
         self._words = words
         self._notes = notes
+        self.begun: Mapping[Place[Job, Any], Job] = {}
+        """What is on a connection, or opens one: its `Workers` have put it here."""
         self._turned_away: deque[Gate] = deque()  # shut while no more deliveries may stand aside
         self._slow_away: dict[Gate, None] = {}  # while no more may wait for slow sites; first first
 
@@ -190,7 +192,7 @@ class Gatekeeper:
         priority; where lower mail has none, high mail has some.
         """
         gate = self._gates.make(GateKey.for_claims(line.key))
-        room = self._dispatch.room_to_wait(job.priority)
+        room = self._dispatch.room_to_wait(job.priority, self._announced())
         if not room or (job.priority and gate in self._slow_away):
             self._slow_away[gate] = None
             self._before(gate, job)
@@ -203,11 +205,20 @@ class Gatekeeper:
 
     def _try_slow(self, now: float) -> bool:
         """Let as many slow sites be claimed for as there is room for, in turn; True if any."""
-        count = min(self._dispatch.room_to_wait(), len(self._slow_away)) if self._slow_away else 0
+        if not self._slow_away:
+            return False
+        room = self._dispatch.room_to_wait(announced=self._announced())
+        count = min(room, len(self._slow_away))
         for gate in list(self._slow_away)[:count]:
             del self._slow_away[gate]
             gate.bound(gate.busy + 1, now, Why.SLOW)
         return count > 0
+
+    def _announced(self) -> int:
+        """How many jobs were announced behind others at slow sites: they wait there, too."""
+        return sum(
+            place.line.is_slow for place, job in self.begun.items() if job.following is not None
+        )
 
     def _bound_claims(self, line: Line[Job, Any], gate: Gate, now: float) -> None:
         """Hold no more of what goes to a slow site than it has use for: it fills the room for what
@@ -465,20 +476,18 @@ class Gatekeeper:
 
     # What hangs -----------------------------------------------------------------------------------
 
-    def look_after_stalls(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:
+    def look_after_stalls(self, now: float) -> bool:
         """Take back what was announced behind deliveries that hang, and keep those few.
 
         Returns whether more may be claimed of some lane.
-
-        `begun`: what is on a connection, or opens one.
         """
         freed = self._try_turned_away(now) | self._try_slow(now)
         if not self._dispatch.room_aside:
             for line in self._dispatch.lines.values():
                 if line.waits and not line.workers and line.is_silent(now):
                     self._no_room_for_any(line, now)
-        freed |= self._hold_back_behind_sites(begun, now)
-        self._withdraw_and_narrow(begun, now)
+        freed |= self._hold_back_behind_sites(self.begun, now)
+        self._withdraw_and_narrow(self.begun, now)
         return freed
 
     def _hold_back_behind_sites(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:

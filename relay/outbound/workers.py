@@ -153,6 +153,7 @@ class Workers:
         self._made_again = LargeTurns(_MADE_AGAIN_AT_ONCE)
         self._large_waiting: Counts[UUID] = Counts()  # by owner
         self._begun: dict[Place[Job, Way], Job] = {}  # what is on a connection, or opens one
+        gatekeeper.begun = self._begun
         self.nursery: trio.Nursery | None = None
 
     # What comes -----------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class Workers:
         DNS that is late, widen what nothing moves in, and begin what can be."""
         self._dispatch.step_aside(now)
         self._let_go_of_what_waits(now)
-        if self._gatekeeper.look_after_stalls(self._begun, now):
+        if self._gatekeeper.look_after_stalls(now):
             self._custody.freed()
         self._late = 0
         for lookups in (self._lookups, self._lookups_of_reports):
@@ -241,10 +242,16 @@ class Workers:
 
     def _let_go_of_what_waits(self, now: float) -> None:
         """Let go of the messages that have waited for their peers for long, or are in the way."""
-        for job in self._begun.values():
+        free = False
+        for place, job in self._begun.items():
             most = SLOW if job.connection is None else _UNASKED
             if now > job.began_at + most and not job.on_the_wire:
                 _let_go(job)
+            if not job.priority and place.line.is_site and now > job.began_at + SLOW:
+                # It waits for its peer, whatever else is begun: `spread` comes soon.
+                free |= self._right_of_way.ended(job.message.id, now)
+        if free:
+            self._way_is_free.unpark_all()
         for turns in (self._large, self._made_again):
             for turn in turns.overdue(now):
                 if turn.job.on_the_wire:

@@ -67,6 +67,10 @@ class House:
         )
         return self.gatekeeper.learn(self.line, job, outcome, 0.0, now)
 
+    def look_after(self, begun: dict[Place[Job, Any], Job], now: float) -> None:
+        self.gatekeeper.begun = begun
+        self.gatekeeper.look_after_stalls(now)
+
     def busy(self, domain: str | None) -> int:
         gate = self.gates.find(GateKey("route", domain))
         return -1 if gate is None else int(gate.window)
@@ -244,9 +248,9 @@ def test_what_hangs_keeps_half_of_the_places_and_the_rest_goes_back():
     for place, job in house.dispatch.start(0.0):
         begun[place] = job
     held = len(begun)
-    house.gatekeeper.look_after_stalls(begun, 0.1)
+    house.look_after(begun, 0.1)
     assert house.back == []
-    house.gatekeeper.look_after_stalls(begun, 1.0)
+    house.look_after(begun, 1.0)
     gate = house.gates.find(GateKey("route", "y.example"))
     assert gate is not None
     assert (int(gate.window), gate.strikes) == (4, 0)
@@ -306,9 +310,9 @@ def test_what_waits_for_a_site_whose_connections_all_hang_goes_back(code: int):
     house = Sites()
     house.come(6, 0.0)
     house.begin(0.0)
-    house.gatekeeper.look_after_stalls(house.begun, 0.2)
+    house.look_after(house.begun, 0.2)
     assert house.back == []
-    house.gatekeeper.look_after_stalls(house.begun, 0.3)
+    house.look_after(house.begun, 0.3)
     assert len(house.back) == 4
     assert all(delay > 0 for _, delay in house.back)
     assert (house.line.waits, house.allowed(0.3)) == (0, 0)
@@ -354,9 +358,23 @@ def test_for_slow_sites_together_no_more_waits_than_half_as_much_as_there_are_pl
     assert house.gatekeeper.lets(house.lines[8], house.job("h.example", priority=0), 0.0)
     assert [house.allowed(0.0, f"d{number}.example") for number in (4, 8)] == [0, 0]
     house.begin(0.0)
-    house.gatekeeper.look_after_stalls(house.begun, 0.1)
+    house.look_after(house.begun, 0.1)
     allowed = [house.allowed(0.1, f"d{number}.example") for number in range(4, 9)]
     assert allowed == [1, 1, 1, 1, 0]
+
+
+def test_what_is_announced_at_slow_sites_waits_there_too():
+    """Behind deliveries that take long: else it would fill the room for what others have due."""
+    house = slow_sites(9)
+    for number in range(4):
+        assert house.come(1, 0.0, f"d{number}.example", number) == [True]
+    house.begin(0.0)
+    house.gatekeeper.begun = house.begun
+    assert house.come(1, 0.0, "d4.example", 4) == [True]
+    house.dispatch.remove(house.lines[4])
+    for job in house.begun.values():
+        job.following = house.job()
+    assert house.come(1, 0.0, "d5.example", 5) == [False]
 
 
 def test_mail_to_a_slow_site_is_asked_for_again_where_its_route_was_shut_meanwhile():
@@ -377,7 +395,7 @@ def test_a_site_that_was_reached_is_tried_by_more_where_its_connections_hang():
     house.come(6, 0.0)
     house.begin(0.0)
     house.dispatch.opened(house.line)
-    house.gatekeeper.look_after_stalls(house.begun, 0.3)
+    house.look_after(house.begun, 0.3)
     assert (house.line.waits, house.allowed(0.3)) == (2, 0)
     house.begin(0.3)
     assert house.line.workers == 4
@@ -390,14 +408,14 @@ def test_what_cannot_begin_is_turned_away_until_it_could():
         house.come(1, 0.0, f"d{number}.example", number)
     house.begin(0.0)
     assert (house.dispatch.aside, house.dispatch.room_aside) == (24, 0)
-    house.gatekeeper.look_after_stalls(house.begun, 0.1)
+    house.look_after(house.begun, 0.1)
     assert len(house.back) == 80 - 24
     assert house.come(1, 0.2, "d79.example", 79) == [False]
     assert house.allowed(0.2, "d79.example") == house.allowed(0.2, "d30.example") == 0
     place, job = house.begun.popitem()
     job.leave_gates()
     house.dispatch.leave(place)
-    house.gatekeeper.look_after_stalls(house.begun, 0.3)
+    house.look_after(house.begun, 0.3)
     allowed = Counter(house.allowed(0.3, f"d{number}.example") for number in range(24, 80))
     assert allowed == {0: 55, 1: 1}
 
@@ -483,7 +501,7 @@ def test_what_was_announced_behind_a_stall_waits_again():
     following = house.dispatch.next(place, 0.0)
     assert following is not None
     job.following = following
-    house.gatekeeper.look_after_stalls({place: job}, 10.0)
+    house.look_after({place: job}, 10.0)
     assert announced(job) == (None, True)
     assert list(house.line.jobs()) == [following]
 
@@ -494,7 +512,7 @@ def test_an_owner_whose_deliveries_hang_everywhere_is_narrowed():
     for number in range(20):
         house.waiting(1, f"d{number}.example", owner=MALLORY)
     begun = dict(house.dispatch.start(0.0))
-    house.gatekeeper.look_after_stalls(begun, 1.0)
+    house.look_after(begun, 1.0)
     assert house.gates.find(GateKey("route", owner=MALLORY.int)) is not None
     assert house.back
     assert not house.gatekeeper.lets(house.line, house.job("new.example", owner=MALLORY), 1.0)
@@ -510,7 +528,7 @@ def test_an_owner_who_hangs_over_two_routes_is_narrowed_over_all():
         house.dispatch.put(line, house.job(f"d{number}.example", owner=MALLORY))
     begun = dict(house.dispatch.start(0.0))
     assert Counter(place.line.key for place in begun) == {"route": 4, "second": 3}
-    house.gatekeeper.look_after_stalls(begun, 1.0)
+    house.look_after(begun, 1.0)
     assert house.dispatch.in_the_way(MALLORY.int) == 7
     assert len(house.back) == 13
     third: Line[Job, Any] = house.dispatch.add("third", None)
@@ -526,9 +544,9 @@ def test_what_one_owner_has_waiting_behind_a_single_stall_is_narrowed():
         house.waiting(1, f"d{number}.example", owner=MALLORY)
     begun = dict(house.dispatch.start(0.0))
     assert len(begun) == 1
-    house.gatekeeper.look_after_stalls(begun, 0.1)
+    house.look_after(begun, 0.1)
     assert house.back == []
-    house.gatekeeper.look_after_stalls(begun, 1.0)
+    house.look_after(begun, 1.0)
     assert house.dispatch.in_the_way(MALLORY.int) == 7
 
 

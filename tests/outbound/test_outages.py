@@ -86,6 +86,7 @@ class World:
         self._numbers = counting()
         self._of: dict[int, Mail] = {}
         self.begun: dict[Place[Job, Any], Job] = {}
+        self.gatekeeper.begun = self.begun
         self._waiting: dict[int, list[tuple[float, int, Mail]]] = {}  # by lane, first due first
         self._looks_at = float("inf")
         self.most = Counter[str]()
@@ -386,7 +387,7 @@ class Ticking(Claiming):
     def _tick(self) -> None:
         self.hear(still=True)
         self.dispatch.step_aside(self.now)
-        if self.gatekeeper.look_after_stalls(self.begun, self.now):
+        if self.gatekeeper.look_after_stalls(self.now):
             self.hear()
         self._at(self.now + TICK, TICK)
 

@@ -28,6 +28,7 @@ from relay.outbound.message import Address, Message
 from relay.outbound.mx.connections import MOST_TRIED
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
+from relay.outbound.right_of_way import RightOfWay
 from relay.outbound.signer import Signer
 from relay.smtp import racing
 from relay.smtp.client import OnceMail
@@ -487,6 +488,24 @@ def hangs_at(verb: str, streams: list[trio.abc.Stream]) -> Script:
         return None
 
     return script
+
+
+async def test_high_mail_that_waits_for_a_site_holds_up_no_lower_mail(pool):
+    """The right of way is for what is delivered at once: who waits for a stranger's server gives it
+    back, here long before it would end by itself."""
+
+    class Lasting(RightOfWay):
+        MOST = 600.0
+
+    hanging: list[trio.abc.Stream] = []
+    zone = {**mx("dead.example", "3"), **mx("good.example", "2")}
+    scripts = {"2": well_behaved, "3": hangs_at("dot", hanging)}
+    async with world(pool, zone, scripts, right_of_way=Lasting(), lease_timeout=300.0) as w:
+        await put(pool, "a@dead.example", priority="high")
+        w.outbound.wake()
+        await eventually(lambda: hanging, "it hangs")
+        await w.send("b@good.example")
+        await trio.aclose_forcefully(hanging[0])
 
 
 async def test_ninety_sites_that_stall_hold_up_no_other(pool):
