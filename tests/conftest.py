@@ -202,6 +202,6 @@ def virtual() -> MockClock:
 @pytest.fixture(scope="session")
 def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
     """A running relay on a temporary directory and free ports, shared by the session's tests."""
-    with RelayProcess(tmp_path_factory.mktemp("relay") / "data") as process:
+    with RelayProcess(tmp_path_factory.mktemp("relay") / "data", forked=False) as process:
         yield process
         assert process.stop() == 0, f"after all that, no clean stop:\n{process.log_tail()}"

@@ -103,7 +103,7 @@ def test_no_child_of_a_relay_is_told_its_secrets(tmp_path):
         "RELAY_OUTBOUND__UPSTREAM": "smtps://shop:geheim@127.0.0.1:9",
         "SHOP_API_KEY": "hunter2",
     }
-    with RelayProcess(tmp_path / "var", env=secrets) as relay:
+    with RelayProcess(tmp_path / "var", env=secrets, forked=False) as relay:
         with greeted(relay) as client:
             client.sendmail("a@shop.example", relay.create_mailbox(), b"Subject: a\r\n\r\nb\r\n")
         eventually_sync(

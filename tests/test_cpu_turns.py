@@ -32,10 +32,10 @@ from relay.cpu_turns import ask_for_short_turns
 if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
-os.nice(7)
+nice = os.nice(7)
 before = os.sched_getscheduler(0), os.sched_getaffinity(0)
 assert ask_for_short_turns(0.0003)
-assert (os.sched_getscheduler(0), os.sched_getaffinity(0), os.nice(0)) == (*before, 7)
+assert (os.sched_getscheduler(0), os.sched_getaffinity(0), os.nice(0)) == (*before, nice)
 child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 print(os.getpid(), child.pid, flush=True)
 input()

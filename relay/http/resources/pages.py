@@ -23,7 +23,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import minify
 import rcssmin
 import trio
 from quart import Response, request
@@ -151,6 +150,8 @@ def served(path: Path) -> bytes:
 
 def _small(suffix: str, text: str) -> str:
     if suffix == ".js":
+        import minify  # a library in Go, which starts threads of its own
+
         return str(minify.string("text/javascript", text))
     if suffix == ".css":
         return str(rcssmin.cssmin(text))
