@@ -4,16 +4,16 @@ Messages are frozen: what is in a mailbox may be handed to an actor twice (its f
 crashed), so nobody may change one.  The one exception is the `reply` that a message may carry, a
 `relay.futures.Future`: it is settled at most once; settling it again changes nothing.
 
-Messages are hints (`Wake`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements on how much
-work may come (`Credit`, `Claiming`).  A lost hint costs time until the next sweep; accepted mail is
-lost only together with the session that waits for its reply, and that session then answers 4xx;
-a lost `Deliver` is a lease that runs out, after which its mail is due again; one that nobody reads
-is taken back long before.
+Messages are hints (`Wake`, `OnTheWay`, `SweepNow`, `Due`), work (`Accept`, `Deliver`) or agreements
+on how much work may come (`Credit`, `Claiming`).  A lost hint costs time until the next sweep;
+accepted mail is lost only together with the session that waits for its reply, and that session then
+answers 4xx; a lost `Deliver` is a lease that runs out, after which its mail is due again; one that
+nobody reads is taken back long before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -36,6 +36,19 @@ class Wake:
 
     due_at: float | None = None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class OnTheWay:
+    """These messages, few and small, are being stored: they may be parsed meanwhile.
+
+    `messages` are (message id, bytes) pairs.  The reply comes once they are durable: their
+    mailboxes (16 bytes), by message id, without those that were not stored or of which nobody
+    knows.
+    """
+
+    messages: tuple[tuple[UUID, bytes], ...]
+    reply: Future[Mapping[UUID, bytes]] = field(default_factory=Future, compare=False)
 
 
 @dataclass(frozen=True)

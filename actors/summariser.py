@@ -9,6 +9,9 @@ Promises
   `slice_for`, what is done of it is stored at once, and while one group keeps the parser busy for
   over `help_after`, or something has waited for so long, a second parser goes on with the mail of
   other mailboxes; after twice as long a third, and so on, up to one a core but one (`parsers_on`).
+- While nothing else waits, mail is parsed while it is being committed (`OnTheWay`), and its summary
+  stored once it is durable, never before.  Where that takes long (`_AHEAD_PATIENCE`) it is parsed
+  again when its turn comes; where the parsing does, what comes waits for its turn for a while.
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
   rests only for mail that is arriving: until something has waited for `_PATIENCE`, since larger
   groups cost less; a third of the time whatever waits, for accepting comes first; and eight ninths
@@ -31,7 +34,8 @@ Fails: never on an outage of the database (back-off, one warning).
 
 What waits is looked at first, by mailbox and size, without its bytes; then a group is chosen,
 claimed and read in one statement, parsed, and stored in one.  Where all that wait are one group,
-the look and the claim are one statement.
+the look and the claim are one statement.  What is parsed ahead is neither looked at nor claimed: a
+node that finds it in between parses it, too, and changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ import trio
 from prometheus_client import Counter
 from psycopg.pq.abc import PGresult
 
-from actors.messages import SweepNow
+from actors.messages import OnTheWay, SweepNow
 from actors.periodic import wait_for_messages
 from relay.chance import uuid4
 from relay.db.connection import Statement
@@ -81,13 +85,18 @@ _LOOK_EVERY = 0.1  # s; how long what was seen of either end is good, under a ba
 _DEEP_EVERY = 0.2  # s; how often it looks for mail that is at neither end of a long backlog,
 _DEEP_SHARE = 0.05  # and how much of the time that may take: of a long one it takes long
 _ELSEWHERE = 1.0  # s; how long a message that somebody else has claimed is left out
-_LOOK_AGAIN = 0.03  # s; a helping parser's pause when there is nothing that it may take
+_LOOK_AGAIN = 0.03  # s; a pause where there will be something to parse, or something else to do
 _LET_GO = 60.0  # s; a helping parser that is idle ends after this
 _REST = 3.0  # multiple of a round's time to rest after it where more mail arrived, as a rule,
 _LEAST_REST = 0.5  # at least, whatever waits,
 _GIVE_WAY = 8.0  # and while mail comes in as fast as it is let
 _LONGEST_REST = 0.25  # s
 _REST_EACH = 0.003  # s of rest, at most, for each message of the round: few come, and cost little
+_AHEAD = 32  # messages that are parsed ahead at once, at most,
+_AHEAD_HINTS = 8  # and hints of them: where there are more, the box may have been full
+_AHEAD_PATIENCE = 0.25  # s; so long what was parsed ahead waits for its commit
+_AHEAD_SLOW = 0.005  # s of CPU; after a message that took so long nothing is parsed ahead
+_AHEAD_REST = 1.0  # for so many seconds: what is slow comes in its turn
 _FEW = 8  # messages; after so many it does not rest while somebody waits for mail
 _PATIENCE = 0.1  # s; nothing waits longer because of a rest, but for the least one
 _KNOWN = 4096  # messages of which it is remembered since when they wait
@@ -170,8 +179,9 @@ async def run(
             seconds = 0.0
             try:
                 while True:
-                    summariser.heed(await wait_for_messages(ctx, seconds))
-                    seconds = await summariser.turn(ctx) or sweep_every
+                    heard = await wait_for_messages(ctx, seconds)
+                    summariser.heed(heard)
+                    seconds = await summariser.turn(ctx, heard) or sweep_every
             except Drained:
                 nursery.cancel_scope.cancel()
 
@@ -248,6 +258,9 @@ class Summariser:
     _deep_at: float = field(default=-math.inf)
     _chunks_at: float = field(default=-math.inf)
     _mailed_at: float = field(default=-math.inf)  # the last group was parsed
+    _ahead_at: float = field(default=-math.inf)  # when mail may be parsed ahead again
+    _behind: bool = True  # something may wait that nobody has looked for,
+    _late: list[OnTheWay] = field(default_factory=list)  # and this will, once it is stored
     _elsewhere: dict[bytes, float] = field(default_factory=dict)  # message -> until when
     # Message -> first seen waiting; the earliest first, so that nobody looks through all of them.
     _since: dict[bytes, float] = field(default_factory=dict)
@@ -257,32 +270,47 @@ class Summariser:
     _began: float = math.inf  # the group in hand
     _working: trio.Event = field(default_factory=trio.Event)  # a turn is under way
 
-    async def turn(self, ctx: Context) -> float:
-        """Summarise everything there is.  Returns when to look again in seconds; 0: if called."""
+    async def turn(self, ctx: Context, heard: Sequence[Any] = ()) -> float:
+        """Summarise everything there is, or all that was `heard` of where nothing else waits.
+
+        Returns when to look again in seconds; 0: if called.
+        """
         self._working.set()
         try:
-            newest, more, empty = False, True, 0
-            while more and empty < 2 and not (ctx.draining.is_set() or ctx.paused):
-                began = trio.current_time()
-                found, more = await self.round(newest=newest)
+            ahead = self._ahead(heard, alone=not (self._behind or self._late))
+            self._late = list(filter(_is_coming, self._late))
+            newest, more, empty = False, not ahead, 0
+            self._behind = True
+            while (more or ahead) and empty < 2 and not (ctx.draining.is_set() or ctx.paused):
+                began, looked = trio.current_time(), not ahead
+                if ahead:
+                    found, more = await self._round_ahead(ahead)
+                else:
+                    found, more = await self.round(newest=newest)
+                    newest = not newest
                 empty = 0 if found else empty + 1  # in vain from both ends: others are at it
                 ctx.beat()
-                self._held_up = False
-                if await self._arrived(ctx):
-                    more, empty = True, 0
+                self._behind, self._held_up, ahead = more, False, []
+                if heard := await self._arrived(ctx):
                     # Mail is coming in right now: accepting it goes first.
                     now, oldest = trio.current_time(), self._waits_since()
                     self._held_up = self.senders is not None and self.senders.wait()
                     flooded = self._flooded(now)
                     awaited = self.awaited()
+                    # What was stored before a look ended may have been found by it.
+                    unseen = not looked or all(map(_is_coming, heard))
+                    ahead = self._ahead(heard, alone=unseen and not more)
+                    self._behind, more, empty = True, not ahead, 0
                     await trio.sleep(
                         rest(began, now, oldest, flooded=flooded, done=found, awaited=awaited)
                     )
-                newest = not newest
+            self._ahead(ahead, alone=False)
             if trio.current_time() >= self._orphans_at:
                 self._orphans_at = trio.current_time() + _ORPHANS_EVERY
                 await summaries.tidy(self.pool)
                 await common_search.tidy(self.pool)
+            if self._late:
+                return _LOOK_AGAIN
             # What somebody else has in hand may be left to us yet.
             return await self._make_chunks(ctx) or (_ELSEWHERE if self._elsewhere else 0.0)
         except TemporaryFailure as error:
@@ -324,20 +352,76 @@ class Summariser:
         self._chunks_at = trio.current_time() + _CHUNKS_EVERY
         return 0.0
 
-    async def _arrived(self, ctx: Context) -> bool:
-        """Whether more mail was announced since this was last asked."""
+    async def _arrived(self, ctx: Context) -> list[Any]:
+        """The hints of more mail since this was last asked."""
         if not ctx.inbox.statistics().depth or ctx.paused or ctx.draining.is_set():
-            return False
+            return []
         # Taken out, for they are done: left in the box, one message would slow down every round.
+        heard = []
         for held in await ctx.inbox.take(_HINTS):
             held.done()
-            self.heed([held.message])
-        return True
+            heard.append(held.message)
+        self.heed(heard)
+        return heard
 
     def heed(self, messages: Iterable[Any]) -> None:
         """Take hints in: any is a reason to look, `SweepNow` one for all that has its time."""
         if any(isinstance(message, SweepNow) for message in messages):
             self._orphans_at = self._chunks_at = self._deep_at = -math.inf
+
+    def _ahead(self, heard: Sequence[Any], *, alone: bool) -> list[OnTheWay]:
+        """What was heard of, if all of it can be parsed ahead, and nothing else waits (`alone`).
+
+        Else nothing; what is not stored yet is looked for once it is.
+        """
+        ahead = [one for one in heard if isinstance(one, OnTheWay)]
+        if (
+            alone
+            and len(ahead) == len(heard) <= _AHEAD_HINTS
+            and sum(len(one.messages) for one in ahead) <= _AHEAD
+            and not (self._in_hand or self._elsewhere)
+            and trio.current_time() >= self._ahead_at
+        ):
+            return ahead
+        self._late += filter(_is_coming, ahead)
+        return []
+
+    async def _round_ahead(self, ahead: Sequence[OnTheWay]) -> tuple[int, bool]:
+        """Parse what is being stored, and store its summaries once it is.
+
+        Returns how many messages it is, and whether some of them are left, to be looked for.
+        """
+        named = [message for one in ahead for message in one.messages]
+        now = trio.current_time()
+        self._mailed_at = self._began = now
+        # Nobody knows their mailboxes yet.
+        self._in_hand[self.parser] = [Waiting(id_.bytes, b"", len(raw)) for id_, raw in named]
+        try:
+            found = await self.parser.summarise(
+                [raw for _, raw in named],
+                budget=self.slice_for,
+                ids=[id_.bytes for id_, _ in named],
+            )
+            if max(one.seconds for one in found) > _AHEAD_SLOW:
+                self._ahead_at = trio.current_time() + _AHEAD_REST
+            mailboxes: dict[UUID, bytes] = {}
+            with trio.move_on_after(_AHEAD_PATIENCE):
+                for one in ahead:
+                    mailboxes |= await one.reply.wait()
+            claimed, parsed = [], []
+            for number, ((id_, raw), summary) in enumerate(zip(named, found, strict=False)):
+                if mailbox_id := mailboxes.get(id_):
+                    self._order.charge(mailbox_id, summary.seconds)
+                    order = number.to_bytes(4)
+                    claimed.append(summaries.Claimed(id_.bytes, mailbox_id, raw, order))
+                    parsed.append(summary)
+            done = await summaries.store(self.pool, claimed, parsed)
+            _SUMMARISED.inc(len(done))
+        finally:
+            del self._in_hand[self.parser]
+            self._began = math.inf
+            self._late += filter(_is_coming, ahead)
+        return len(named), len(done) < len(named)
 
     async def assist(self, number: int = 1) -> None:
         """Have the helper `number` (from 1) parse whenever others keep mail waiting for long.
@@ -540,6 +624,11 @@ class Summariser:
             self._elsewhere.update(dict.fromkeys(missing, until))
             await summaries.drop_orphans(self.pool, missing)
         return len(order) - len(left)
+
+
+def _is_coming(hint: object) -> bool:
+    """Whether a hint is of mail that is being stored still."""
+    return isinstance(hint, OnTheWay) and not hint.reply.settled
 
 
 def _waiting(result: PGresult) -> list[Waiting]:

@@ -43,7 +43,7 @@ Messages go, besides what an operator may say to an actor (`hears`, beside it in
     ingest, lmtp, control,   Accept                          writer
     sender
     ingest, lmtp             Consult                         filter
-    writer                   Wake                            summariser
+    writer                   OnTheWay, Wake                  summariser
     listener                 Wake                            summariser, ticker, claimer,
                                                              returns, notifier, webhooks,
                                                              collector
@@ -637,7 +637,11 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         ),
         recorder=partial(recorder.run, history=history),
         writer=partial(
-            writer.run, pool=pool, wake_summariser=_nudge(boxes.summariser), capture=capture
+            writer.run,
+            pool=pool,
+            wake_summariser=_nudge(boxes.summariser),
+            parse_ahead=partial(_put, boxes.summariser),
+            capture=capture,
         ),
         summariser=partial(
             summariser.run,
@@ -1153,13 +1157,15 @@ def _outbound_route(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> Call
     return route
 
 
-def _put(mailbox: Mailbox[Any], message: object) -> None:
-    """Put a hint in.
+def _put(mailbox: Mailbox[Any], message: object) -> bool:
+    """Put a hint in; return whether there was room.
 
     A full box holds a reason to look already; an actor that has ended finds it by itself.
     """
     with contextlib.suppress(trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
         mailbox.send_nowait(message)
+        return True
+    return False
 
 
 def _unanswered(box: Mailbox[Any]) -> int:

@@ -17,6 +17,9 @@ Promises:
   that, so a quota is passed by the small messages that sessions had in hand, and no more; for large
   mail, and what came another way, it is checked here too, just before the commit.  A message with a
   mailbox that it does not fit is refused whole: nobody who was accepted goes without.
+- A few small messages are shown to the summariser while their commit is under way: what it parses
+  meanwhile is readable a moment after the 250, where each step for itself would take its turn
+  behind everybody else's.  Where it cannot be told, it is woken after the commit.
 - What is appended to a mailbox's counts is folded before it grows long (a hint: counts are right
   without, and the reaper does it, too).
 
@@ -33,7 +36,7 @@ answers 4xx; nothing is kept for later, since whoever sent it still has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from uuid import UUID
 
@@ -41,7 +44,7 @@ import psycopg
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.messages import Accept
+from actors.messages import Accept, OnTheWay
 from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, RolledBack
@@ -73,6 +76,7 @@ GRACE = 4.0
 _LONG = 32  # statements that added to a mailbox, after which its counts are folded
 _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
+_FEW, _FEW_BYTES = 8, 64 * 1024  # messages that are parsed ahead, and their bytes
 _NAMED = 8  # messages of a commit whose ids are logged
 _EVICT_EVERY = 0.25  # s, at most
 _EVICT_REST = 4.0  # times as long as it took, where very many may stay
@@ -98,6 +102,7 @@ async def run(
     *,
     pool: Pool,
     wake_summariser: Callable[[], None] = lambda: None,
+    parse_ahead: Callable[[OnTheWay], bool] = lambda _: False,
     capture: Capture | None = None,
     batch_rows: int = 256,
     batch_bytes: int = 1024 * 1024,
@@ -105,9 +110,12 @@ async def run(
 ) -> None:
     """Store messages until drained, in commits of at most `batch_rows` messages and about
     `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
-    at once, and hold nobody up.  `wake_summariser` is called after each commit; `capture`: what
-    mail to others' domains is kept by."""
-    writer = _Writer(ctx, pool, wake_summariser, capture, batch_rows, batch_bytes, aside)
+    at once, and hold nobody up.  `wake_summariser` is called after each commit, but for what
+    `parse_ahead` was told of before it, and said that it was; `capture`: what mail to others'
+    domains is kept by."""
+    writer = _Writer(
+        ctx, pool, wake_summariser, parse_ahead, capture, batch_rows, batch_bytes, aside
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
         nursery.start_soon(writer.fold)
@@ -136,6 +144,7 @@ class _Writer:
         ctx: Context,
         pool: Pool,
         wake_summariser: Callable[[], None],
+        parse_ahead: Callable[[OnTheWay], bool],
         capture: Capture | None,
         batch_rows: int,
         batch_bytes: int,
@@ -144,6 +153,7 @@ class _Writer:
         self._ctx = ctx
         self._pool = pool
         self._wake_summariser = wake_summariser
+        self._parse_ahead = parse_ahead
         self._capture = capture
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
@@ -273,7 +283,7 @@ class _Writer:
 
     async def _commit(self, batch: list[Held[Accept]]) -> None:
         again = any(one.attempts > 1 for one in batch)
-        stored: set[UUID] | None
+        stored: Collection[UUID] | None
         try:
             batch = await self._admit(batch)
             if not batch:
@@ -291,11 +301,12 @@ class _Writer:
         except DatabaseUnavailable as error:
             stored = await self._look(batch, str(error))
             if stored is not None:
+                self._wake_summariser()
                 # What is there may be from before: a repeat.  Of the others nobody knows.
                 known: list[Held[Accept]] = []
                 unknown: list[Held[Accept]] = []
                 for one in batch:
-                    (unknown if stored.isdisjoint(_ids([one])) else known).append(one)
+                    (known if any(id_ in stored for id_ in _ids([one])) else unknown).append(one)
                 _settle_failed(unknown, "the connection to the database was lost")
                 batch = known
         if stored is None:
@@ -303,7 +314,6 @@ class _Writer:
         else:
             _settle_stored(batch, stored)
             self._note(batch)
-            self._wake_summariser()
 
     async def _admit(self, batch: list[Held[Accept]]) -> list[Held[Accept]]:
         """Settle messages that no longer fit a mailbox of theirs, and return the others.
@@ -351,19 +361,35 @@ class _Writer:
         if batch:
             yield batch
 
-    async def _insert(self, batch: list[Held[Accept]], *, again: bool) -> set[UUID]:
-        message = batch[0].message
-        before: set[UUID] = set()
+    async def _insert(self, batch: list[Held[Accept]], *, again: bool) -> Collection[UUID]:
+        """Store a batch; return the ids of what is stored, which is parsed ahead or announced."""
         if again:
             # Its first attempt may have been committed: ON CONFLICT would store nothing and
             # return nothing.
             before = await stored_among(self._pool, _ids(batch), timeout=_CHECK_TIMEOUT)
+            stored = before | (await self._insert_rows(batch)).keys()
+            self._wake_summariser()
+            return stored
+        coming = OnTheWay(_named(batch)) if _are_few(batch) else None
+        if coming is None or not self._parse_ahead(coming):
+            found = await self._insert_rows(batch)
+            self._wake_summariser()
+            return found
+        try:
+            found = await self._insert_rows(batch)
+            coming.reply.settle(found)
+        finally:
+            coming.reply.settle({})  # they are not stored, as far as is known
+        return found
+
+    async def _insert_rows(self, batch: list[Held[Accept]]) -> dict[UUID, bytes]:
+        message = batch[0].message
         if self._capture is not None and _captured(message):
             stored = await self._insert_captured(batch, self._capture)
             await self._keep_said(batch)
-            return before | stored
+            return stored
         if _alone(message):
-            return before | await insert_one(
+            return await insert_one(
                 self._pool, message.reverse_path, message.recipients, message.raw, message.origin
             )
         rows = []
@@ -375,26 +401,30 @@ class _Writer:
             if message.origin is not None:
                 from_elsewhere = True
         if not from_elsewhere:
-            return before | await insert_many(self._pool, rows)
-        return before | await insert_many(self._pool, rows, [one.message.origin for one in batch])
+            return await insert_many(self._pool, rows)
+        return await insert_many(self._pool, rows, [one.message.origin for one in batch])
 
-    async def _insert_captured(self, batch: list[Held[Accept]], capture: Capture) -> set[UUID]:
+    async def _insert_captured(
+        self, batch: list[Held[Accept]], capture: Capture
+    ) -> dict[UUID, bytes]:
+        """Of what was stored before, nobody says in which mailbox: b"" stands there."""
         messages = [
             Captured(one.recipients, one.reverse_path, one.raw, one.login, one.captured, one.origin)
             for one in (held.message for held in batch)
         ]
-        stored: set[UUID] = set()
+        stored: dict[UUID, bytes] = {}
         for _ in range(_ATTEMPTS):
             now, made = await capturing.store(self._pool, messages, capture.ttl)
             stored |= now
             if made:
                 self._to_evict.set()
             named = {id_: address for one in messages for id_, address in one.recipients}
-            missing = named.keys() - stored
+            missing = named.keys() - stored.keys()
             if not missing:
                 return stored
-            stored |= await stored_among(self._pool, missing)  # before, by who handed it over first
-            over = {named[id_] for id_ in named.keys() - stored}
+            # Before, by who handed it over first.
+            stored |= dict.fromkeys(await stored_among(self._pool, missing), b"")
+            over = {named[id_] for id_ in named.keys() - stored.keys()}
             over &= {address for one in messages for address in one.captured}
             if not over:
                 return stored
@@ -430,6 +460,16 @@ def _alone(message: Accept) -> bool:
     return len(message.recipients) != 1 or len(message.raw) > LARGE
 
 
+def _are_few(batch: Sequence[Held[Accept]]) -> bool:
+    """Whether a batch is parsed in a moment."""
+    named = _named(batch)
+    return len(named) <= _FEW and sum(len(raw) for _, raw in named) <= _FEW_BYTES
+
+
+def _named(batch: Sequence[Held[Accept]]) -> tuple[tuple[UUID, bytes], ...]:
+    return tuple((id_, one.message.raw) for one in batch for id_, _ in one.message.recipients)
+
+
 def _captured(message: Accept) -> bool:
     """Whether a message is stored in the way of capture."""
     return bool(message.captured) or message.login is not None
@@ -450,7 +490,7 @@ def _ids(batch: Sequence[Held[Accept]]) -> list[UUID]:
     return [identity for one in batch for identity, _ in one.message.recipients]
 
 
-def _settle_stored(batch: Sequence[Held[Accept]], stored: set[UUID]) -> None:
+def _settle_stored(batch: Sequence[Held[Accept]], stored: Collection[UUID]) -> None:
     size = 0
     for one in batch:
         message = one.message

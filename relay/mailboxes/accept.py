@@ -51,6 +51,7 @@ from uuid import UUID
 
 import psycopg
 import trio
+from psycopg.pq.abc import PGresult
 
 from relay.accepted import Origin, Why
 from relay.db.arrays import BYTEA, BYTEAS, TEXT, TEXTS, UUIDS, byteas, texts, uuids
@@ -112,7 +113,7 @@ _INSERT = """
         FROM stored
         GROUP BY mailbox_id
     )
-    SELECT id FROM stored
+    SELECT id, mailbox_id FROM stored
 """
 # Sub-selects: of arrays whose lengths nobody knows it is planned once.  By their lengths PostgreSQL
 # plans it anew each time where the first few were short: longer than it takes to store a message.
@@ -158,11 +159,18 @@ _ONE = Statement(
 )
 
 
+def mailboxes_of(result: PGresult, ids: Iterable[UUID]) -> dict[UUID, bytes]:
+    """The mailboxes (16 bytes) of those messages that an answer has: its rows begin with both."""
+    value = result.get_value
+    found = {value(row, 0): cast(bytes, value(row, 1)) for row in range(result.ntuples)}
+    return {one: mailbox for one in ids if (mailbox := found.get(one.bytes)) is not None}
+
+
 async def insert_many(
     pool: Pool, rows: Sequence[Row], origins: Sequence[Origin | None] = ()
-) -> set[UUID]:
-    """Store rows whose mailboxes are live; return the ids stored now.  What was stored before
-    is durable as well.
+) -> dict[UUID, bytes]:
+    """Store rows whose mailboxes are live; return the mailbox of each that was stored now
+    (16 bytes), by its id.  What was stored before is durable as well.
 
     `origins`: where each came from; none: all from this machine, or nobody knows.
 
@@ -186,10 +194,10 @@ async def insert_many(
     except psycopg.errors.UniqueViolation:
         again = True
         result = await pool.run(_AGAIN_FROM if origins else _AGAIN, columns)
-    stored = {result.get_value(number, 0) for number in range(result.ntuples)}
+    stored = mailboxes_of(result, [row.id for row in rows])
     if again:
-        await stored_among(pool, [row.id for row in rows if row.id.bytes not in stored])
-    return {row.id for row in rows if row.id.bytes in stored}
+        await stored_among(pool, [row.id for row in rows if row.id not in stored])
+    return stored
 
 
 async def insert_one(
@@ -198,9 +206,9 @@ async def insert_one(
     recipients: Sequence[tuple[UUID, str]],
     raw: bytes,
     origin: Origin | None = None,
-) -> set[UUID]:
-    """Store one message for its live recipients; return the ids stored now.  What was stored
-    before is durable as well.
+) -> dict[UUID, bytes]:
+    """Store one message for its live recipients; return the mailbox of each that was stored
+    now (16 bytes), by its id.  What was stored before is durable as well.
 
     `origin`: where it came from, as for `insert_many`.
 
@@ -217,11 +225,11 @@ async def insert_one(
         result = await conn.run(_ONE, columns)
         if len(raw) > SHED:
             await conn.close()
-    stored = {result.get_value(number, 0) for number in range(result.ntuples)}
-    missing = [identity for identity, _ in recipients if identity.bytes not in stored]
+    stored = mailboxes_of(result, [identity for identity, _ in recipients])
+    missing = [identity for identity, _ in recipients if identity not in stored]
     if missing:  # no longer live, or stored before: nothing tells the two apart
         await stored_among(pool, missing)
-    return {identity for identity, _ in recipients if identity.bytes in stored}
+    return stored
 
 
 async def stored_among(

@@ -60,7 +60,7 @@ from relay.db.arrays import (
 from relay.db.connection import Statement
 from relay.db.pool import Pool
 from relay.ids import new_ids
-from relay.mailboxes.accept import SHED
+from relay.mailboxes.accept import SHED, mailboxes_of
 from relay.ports.peers import peer_key
 
 _ASIDE = "expired.invalid"
@@ -176,7 +176,7 @@ _STORE = f"""
         FROM stored
         GROUP BY mailbox_id
     )
-    SELECT id, (SELECT count(*) FROM made WHERE is_new) FROM stored
+    SELECT id, mailbox_id, (SELECT count(*) FROM made WHERE is_new) FROM stored
     """  # noqa: S608 - a constant of ours
 # Sub-selects, as in `relay.mailboxes.accept`: planned once.
 _MANY = """unnest(
@@ -275,9 +275,11 @@ _EVICT = """
 _EVICTED = 10_000  # a statement
 
 
-async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[set[UUID], int]:
-    """Store messages, small together or one alone; return the ids stored now, and how many
-    mailboxes were made for them.
+async def store(
+    pool: Pool, messages: Sequence[Captured], ttl: float
+) -> tuple[dict[UUID, bytes], int]:
+    """Store messages, small together or one alone; return the mailbox of each that was stored now
+    (16 bytes), by its id, and how many mailboxes were made for them.
 
     Not stored is what was stored before, and what is for a mailbox that is over (`set_aside`).
     """
@@ -326,11 +328,9 @@ async def store(pool: Pool, messages: Sequence[Captured], ttl: float) -> tuple[s
             result = await conn.run(again, columns)
         if sum(len(message.raw) for message in messages) > SHED:
             await conn.close()
-    stored = {result.get_value(number, 0) for number in range(result.ntuples)}
-    made = int.from_bytes(cast(bytes, result.get_value(0, 1))) if stored else 0
-    return {
-        id_ for message in messages for id_, _ in message.recipients if id_.bytes in stored
-    }, made
+    stored = mailboxes_of(result, [id_ for message in messages for id_, _ in message.recipients])
+    made = int.from_bytes(cast(bytes, result.get_value(0, 2))) if result.ntuples else 0
+    return stored, made
 
 
 async def set_aside(pool: Pool, addresses: Sequence[str]) -> int:

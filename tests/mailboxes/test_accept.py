@@ -132,8 +132,8 @@ async def test_rows_are_stored_as_they_are_and_once(pool, raws):
     await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('ü@x'), ('b@x')")
     rows = [Row(new_id(), "ü@x", "sender-ö@x", raw) for raw in raws]
     lost = Row(new_id(), "none@x", "", b"lost")
-    assert await insert_many(pool, [*rows, lost]) == {row.id for row in rows}
-    assert await insert_many(pool, rows) == set()
+    assert (await insert_many(pool, [*rows, lost])).keys() == {row.id for row in rows}
+    assert await insert_many(pool, rows) == {}
     found = await pool.fetch(
         "SELECT id, recipient, reverse_path, raw_email, received_at <= clock_timestamp() "
         "FROM relay.messages"
@@ -143,8 +143,8 @@ async def test_rows_are_stored_as_they_are_and_once(pool, raws):
     }
     ids = (new_id(), new_id(), new_id())
     pairs = list(zip(ids, ("ü@x", "b@x", "none@x"), strict=True))
-    assert await insert_one(pool, "", pairs, b"both") == set(ids[:2])
-    assert await insert_one(pool, "", pairs, b"both") == set()
+    assert (await insert_one(pool, "", pairs, b"both")).keys() == set(ids[:2])
+    assert await insert_one(pool, "", pairs, b"both") == {}
     assert await stored_among(pool, [*ids, lost.id]) == set(ids[:2])
     assert pool.call_timeout < math.inf
 

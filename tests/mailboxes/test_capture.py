@@ -51,7 +51,7 @@ async def test_a_mailbox_is_made_once(pool):
     """With its first message; later ones keep it, and are in the order of arrival."""
     first = message(ADA, BOB, login="shop")
     stored, made = await store(pool, [first], 60.0)
-    assert stored == {id_ for id_, _ in first.recipients}
+    assert stored.keys() == {id_ for id_, _ in first.recipients}
     assert made == 2
     stored, made = await store(pool, [message(ADA), message(ADA)], 60.0)
     assert (len(stored), made) == (2, 0)
@@ -87,11 +87,11 @@ async def test_the_same_again_stores_nothing(pool):
     """Handed over twice, as after a commit in doubt."""
     one = message(ADA)
     await store(pool, [one], 60.0)
-    assert await store(pool, [one], 60.0) == (set(), 0)
+    assert await store(pool, [one], 60.0) == ({}, 0)
     assert await mailboxes(pool) == {ADA: 1}
     other = message(BOB)
     stored, made = await store(pool, [one, other], 60.0)
-    assert (stored, made) == ({other.recipients[0][0]}, 1)
+    assert (set(stored), made) == ({other.recipients[0][0]}, 1)
     assert await mailboxes(pool) == {ADA: 1, BOB: 1}
 
 
@@ -99,7 +99,7 @@ async def test_a_mailbox_that_is_over_gives_its_address(pool):
     """And keeps its mail to itself."""
     await store(pool, [message(ADA)], 60.0)
     await pool.execute("UPDATE relay.mailboxes SET expires_at = now()")
-    assert await store(pool, [message(ADA)], 60.0) == (set(), 0)
+    assert await store(pool, [message(ADA)], 60.0) == ({}, 0)
     assert await set_aside(pool, [ADA]) == 1
     assert await set_aside(pool, [ADA]) == 0
     stored, made = await store(pool, [message(ADA)], 60.0)
@@ -123,7 +123,7 @@ async def test_what_may_not_be_made_is_not(pool):
     """An unknown address of the relay's own among the recipients."""
     mixed = message(ADA, "nobody@relay.localhost")._replace(captured=[ADA])
     stored, _ = await store(pool, [mixed], 60.0)
-    assert stored == {mixed.recipients[0][0]}
+    assert stored.keys() == {mixed.recipients[0][0]}
 
 
 async def test_two_at_once_make_one_mailbox(pool):
@@ -238,7 +238,8 @@ async def test_capturing_is_planned_once(database_url, rows):
     await pool.execute("ANALYZE relay.mailboxes")
     for number in range(8):
         batch = [message(f"{number}-{each}@shop.example") for each in range(rows)]
-        assert await store(pool, batch, 60.0) == ({one.recipients[0][0] for one in batch}, rows)
+        stored, made = await store(pool, batch, 60.0)
+        assert (set(stored), made) == ({one.recipients[0][0] for one in batch}, rows)
     async with pool.connection() as conn:
         cursor = await conn.execute(
             "SELECT name, generic_plans FROM pg_prepared_statements "

@@ -244,8 +244,10 @@ BUGS = (
     Planted(
         "mail that was stored does not wake who parses it",
         "actors/writer.py",
-        "            self._note(batch)\n            self._wake_summariser()\n",
-        "            self._note(batch)\n",
+        "        if coming is None or not self._parse_ahead(coming):\n"
+        "            found = await self._insert_rows(batch)\n"
+        "            self._wake_summariser()\n",
+        "        if True:\n            found = await self._insert_rows(batch)\n",
         "nothing is wrong, and it takes over",
         days="0.003",
     ),

@@ -1,0 +1,199 @@
+"""Mail that is parsed while it is being committed: readable sooner, never before it is durable."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pytest
+import trio
+
+from actors import summariser, writer
+from actors.messages import OnTheWay, Wake
+from relay.db.pool import Pool
+from relay.errors import DatabaseUnavailable
+from relay.ids import new_id
+from relay.mailboxes.accept import LARGE
+from supervisor import Mailbox
+from tests.actors.running import a_turn, at_rest, becomes, make_mailbox, running
+from tests.actors.test_summariser import HOSTILE, LEFT, MESSAGE
+from tests.actors.test_writer import BOB, make, message, writing
+from tests.eventually import eventually
+
+SUBJECTS = "SELECT array_agg(subject ORDER BY seq) FROM relay.summaries"
+CLAIMED = "SELECT count(*) FROM relay.parse_leases"
+
+
+@asynccontextmanager
+async def idle(pool: Pool) -> AsyncIterator[Mailbox[Any]]:
+    """A summariser that has looked, and found nothing; it does not look again by itself."""
+    async with running(summariser.run, pool=pool, sweep_every=3600.0) as (_, inbox):
+        await a_turn(inbox, Wake())
+        await at_rest(pool)
+        yield inbox
+
+
+async def store(pool: Pool, mailbox: UUID, coming: OnTheWay) -> None:
+    """Do what the writer does: store what is on its way, and say so."""
+    for id_, raw in coming.messages:
+        await pool.execute(
+            "INSERT INTO relay.messages (id, mailbox_id, raw_email) VALUES (%s, %s, %s)",
+            (id_, mailbox, raw),
+        )
+    coming.reply.settle({id_: mailbox.bytes for id_, _ in coming.messages})
+
+
+def on_the_way(*raw: bytes) -> OnTheWay:
+    """Messages that are being stored."""
+    return OnTheWay(tuple((new_id(), one) for one in raw))
+
+
+async def test_it_is_read_no_more_once_it_is_stored(pool, monkeypatch):
+    """It is parsed from what the writer has in hand; nothing is looked for or claimed."""
+    monkeypatch.setattr(summariser, "_AHEAD_PATIENCE", 60.0)
+    mailbox = await make_mailbox(pool)
+    async with idle(pool) as inbox:
+        coming = on_the_way(MESSAGE % 1, MESSAGE % 2)
+        inbox.send_nowait(coming)
+        await at_rest(pool)
+        assert await pool.fetch_value("SELECT count(*) FROM relay.summaries") == 0
+        await store(pool, mailbox, coming)
+        await becomes(pool, LEFT, 0)
+        assert await pool.fetch_value(SUBJECTS) == ["1", "2"]
+        assert await pool.fetch_value(CLAIMED) == 0
+
+
+async def test_what_is_not_stored_leaves_nothing(pool):
+    """Neither all of it nor some; what comes after it is parsed as ever."""
+    mailbox = await make_mailbox(pool)
+    async with idle(pool) as inbox:
+        refused, half = on_the_way(MESSAGE % 1), on_the_way(MESSAGE % 2, MESSAGE % 3)
+        inbox.send_nowait(refused)
+        refused.reply.settle({})
+        await a_turn(inbox, Wake())
+        inbox.send_nowait(half)
+        (id_, raw), _ = half.messages
+        await store(pool, mailbox, OnTheWay(((id_, raw),)))
+        half.reply.settle({id_: mailbox.bytes})
+        await becomes(pool, LEFT, 0)
+        assert await pool.fetch_value(SUBJECTS) == ["2"]
+
+
+async def test_what_takes_long_to_store_is_found_when_it_is(pool, monkeypatch):
+    """Nobody else's mail waits for its commit, and it needs no other hint."""
+    monkeypatch.setattr(summariser, "_AHEAD_PATIENCE", 0.01)
+    mailbox = await make_mailbox(pool)
+    async with idle(pool) as inbox:
+        slow, other = on_the_way(MESSAGE % 1), on_the_way(MESSAGE % 2)
+        inbox.send_nowait(slow)
+        await eventually(
+            lambda: inbox.statistics().depth, "it is taken", until=lambda depth: depth == 0
+        )
+        inbox.send_nowait(other)
+        await store(pool, mailbox, other)
+        await becomes(pool, SUBJECTS, ["2"])
+        await store(pool, mailbox, slow)
+        await becomes(pool, SUBJECTS, ["2", "1"])
+
+
+@pytest.mark.parametrize("hints", [9, 16])
+async def test_a_box_that_may_have_been_full_is_a_reason_to_look(pool, hints):
+    """What found no room in it is stored by now; it is there with the others."""
+    mailbox = await make_mailbox(pool)
+    async with idle(pool) as inbox:
+        held = on_the_way(MESSAGE % 0)
+        inbox.send_nowait(held)  # and meanwhile many come
+        await at_rest(pool)
+        many = [on_the_way(MESSAGE % (number + 1)) for number in range(hints + 1)]
+        for one in many[:-1]:
+            inbox.send_nowait(one)
+        for one in [*many, held]:
+            await store(pool, mailbox, one)
+        await becomes(pool, LEFT, 0)
+        assert len(await pool.fetch_value(SUBJECTS)) == hints + 2
+
+
+async def test_what_waits_already_is_not_forgotten(pool):
+    """News beside it is a reason to look, though all that was heard of could be parsed ahead."""
+    mailbox = await make_mailbox(pool)
+    async with idle(pool) as inbox:
+        coming, later = on_the_way(MESSAGE % 1), on_the_way(MESSAGE % 3)
+        await store(pool, mailbox, on_the_way(MESSAGE % 2))  # of which nobody says anything
+        inbox.send_nowait(coming)
+        inbox.send_nowait(Wake())
+        inbox.send_nowait(later)
+        await becomes(pool, SUBJECTS, ["2"])
+        await store(pool, mailbox, coming)
+        await store(pool, mailbox, later)
+        await becomes(pool, LEFT, 0)
+
+
+async def test_behind_what_is_slow_to_parse_mail_comes_in_its_turn(pool, monkeypatch):
+    """Where hostile mail came a moment ago, what comes is claimed in the order of fairness."""
+    monkeypatch.setattr(summariser, "_AHEAD_PATIENCE", 60.0)
+    monkeypatch.setattr(summariser, "_AHEAD_REST", 60.0)
+    mailbox = await make_mailbox(pool)
+    async with idle(pool) as inbox:
+        for number, raw in enumerate((HOSTILE, MESSAGE % 1)):
+            coming = on_the_way(raw)
+            inbox.send_nowait(coming)
+            await store(pool, mailbox, coming)
+            await becomes(pool, LEFT, 0)
+            assert await pool.fetch_value(CLAIMED) == number
+
+
+async def test_the_writer_tells_of_a_few_small_messages(pool):
+    """Before they are stored, and of the others' commits afterwards."""
+    await make(pool, BOB)
+    told: list[OnTheWay] = []
+    woken: list[int] = []
+
+    def ahead(coming: OnTheWay) -> bool:
+        assert not coming.reply.settled
+        told.append(coming)
+        return len(told) == 1  # its box is full from then on
+
+    def wake() -> None:
+        woken.append(len(told))
+
+    async with writing(pool, parse_ahead=ahead, wake_summariser=wake) as (messages, boss):
+        for raw in (b"1", b"2", b"x" * 70_000, b"x" * (LARGE + 1)):
+            one = message(raw)
+            await messages.send(one)
+            assert (await one.reply.wait()).stored
+        boss.pause("writer")
+        many = [message(b"%d" % number) for number in range(9)]
+        for one in many:
+            await messages.send(one)
+        boss.resume("writer")
+        for one in many:
+            assert (await one.reply.wait()).stored
+    mailbox = await pool.fetch_value("SELECT id FROM relay.mailboxes")
+    assert [[raw for _, raw in one.messages] for one in told] == [[b"1"], [b"2"]]
+    ((id_, _),) = told[0].messages
+    assert told[0].reply.result() == {id_: mailbox.bytes}
+    assert woken == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("lost", [DatabaseUnavailable("gone"), RuntimeError("the writer dies")])
+async def test_who_parses_ahead_hears_of_a_failure(pool, monkeypatch, lost):
+    """Whatever becomes of the commit, nobody waits for it for ever."""
+    await make(pool, BOB)
+    told: list[OnTheWay] = []
+
+    async def lose(*_: Any) -> None:
+        raise lost
+
+    async with writing(pool, attempts=1, parse_ahead=partial(_heard, told)) as (messages, _):
+        monkeypatch.setattr(writer, "insert_many", lose)
+        one = message()
+        await messages.send(one)
+        assert (await one.reply.wait()).error
+    with trio.fail_after(5):
+        assert await told[0].reply.wait() == {}
+
+
+def _heard(told: list[OnTheWay], coming: OnTheWay) -> bool:
+    told.append(coming)
+    return True
