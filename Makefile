@@ -56,8 +56,8 @@ run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
 # The browser's driver keeps an event loop of its own in the main thread: processes for itself.
-# The others wait half of the time, for sockets, for disks and for time: three at a time keep two
-# cores busy, and three that drive browsers.
+# The others wait half of the time, for sockets, for disks and for time: it takes four at a time to
+# keep two cores busy, and three that drive browsers.
 # A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
 # of one long test would come last, when nobody else has anything left to do.  A browser's have no
 # such tests: the one with a third of them comes first.
@@ -66,7 +66,7 @@ run: $(RUNNABLE)
 test: setup
 	@$(COMPILE)
 	$(PYTEST) tests/browser -n 3 --dist loadfile -m "browser and not soak"
-	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
 
 # The clients' own tests, against a relay of theirs.
 test-clients: setup
