@@ -155,15 +155,20 @@ def _main() -> None:
     with loading():
         for word in _WORDS:
             importlib.import_module(word)
+    # What was thrown for one process at its load is another's in each fork.
+    rngs = [
+        value
+        for module in list(sys.modules.values())
+        for value in vars(module).values()
+        if type(value) is random.Random
+    ]
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         arguments = _serve(connection)
     if arguments is not None:
-        from trio._core import _run
-
         from relay.__main__ import main
 
-        random.seed()  # what a process throws of its own at its load
-        _run._r.seed()
+        for rng in rngs:
+            rng.seed()
         sys.argv = ["relay", *arguments]
         main()
 
