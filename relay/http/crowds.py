@@ -9,7 +9,7 @@ Promises
     leader looks for, from where the look of whoever came least far ended; and where the leader goes
     before it has, another leads and looks.
   * A look takes one turn for a look, its leader's; after one in vain they may rest
-    (`HeavyCalls.rest`).
+    (`HeavyCalls.looked_in_vain`).
 
 Fails with `DatabaseUnavailable` (temporary) from the pool, for the leader; then another leads.
 """
@@ -28,7 +28,8 @@ from relay.http.waiters import Watch
 from relay.mailboxes.arrivals import Arrivals, Heads, Sought
 
 FEW = 2
-"""Who wait on one mailbox and look each for itself: that is one query less for what is found."""
+"""So many who wait on one mailbox look each for itself: a leader's look costs a query more, where
+it finds something."""
 
 
 class _Crowd:
@@ -45,7 +46,7 @@ class _Crowd:
     def leads(self, member: Member) -> bool:
         return next(iter(self.members)) is member
 
-    def follow(self) -> None:
+    def hand_on(self) -> None:
         """Have another lead, and look if the last one has not."""
         leader = next(iter(self.members))
         leader.watch.mute(False)
@@ -131,7 +132,7 @@ class Crowds:
                 del self._crowds[mailbox_id]
             elif led:
                 crowd.asked |= watch.has_mail
-                crowd.follow()
+                crowd.hand_on()
 
     async def look(self, crowd: _Crowd, leader: Member) -> bool:
         """Look for all of a crowd; whether its leader has something to look at."""
@@ -151,6 +152,6 @@ class Crowds:
                         one.watch.ring()
             if not heads.cut:
                 break
-        if in_vain and (rest := self._heavy_calls.rest(leader.owner)):
+        if in_vain and (rest := self._heavy_calls.looked_in_vain(leader.owner)):
             crowd.quiet_until = trio.current_time() + rest
         return leader.rung

@@ -216,7 +216,9 @@ class Limits:
     streams_per_mailbox: int = 64  # waits, event streams and sockets on one mailbox
     streams: int = 3072  # the same, over all: three quarters of the connections there may be
     attachments: int = 4  # messages being taken apart for a download at once
-    download_bytes: int = 128 << 20  # of messages on their way to readers; one always may go
+    # Of messages on their way to readers; one always may go.  Previews have as much again; outgoing
+    # files, checks, what is released and what compatible lists show, a quarter each.
+    download_bytes: int = 128 << 20
     body_timeout: float = 15.0  # s; from the head of a request to the end of its body
     keep_alive_every: float = 15.0  # s between a silent stream's comments, and looks at its key
     commit_timeout: float = 25.0  # s; a change begun goes on this long without its caller

@@ -5,8 +5,8 @@ What calls on one mailbox (`resources/streams.py`) and on all (`resources/all_me
 common; `waiters.py` says what wakes them, and how many there may be.
 
 Promises
-  * Nothing polls: between two looks there is a wake-up, the instant of a mailbox's end, or a
-    keep-alive.
+  * Nothing polls: between two looks there is a wake-up, the instant of a mailbox's end, a moment
+    where mail is being stored, or after an outage a second.
   * Each entry is given once, in the order in which they became readable; a slow reader costs one
     page, since the next is read when that has been written, and what is large of it is counted
     (`relay.http.downloads`).

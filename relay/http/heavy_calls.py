@@ -56,7 +56,7 @@ class HeavyCalls:
         self._looks = FairLimiter(AT_ONCE, OF_ONE, kept=1)
         self._in_vain = Gcra[Hashable](_OWNERS)
 
-    def rest(self, owner: Hashable) -> float:
+    def looked_in_vain(self, owner: Hashable) -> float:
         """Count a look of a wait that mail woke and that found nothing; return for how many seconds
         that wait is to look no more."""
         if owner == ADMINISTRATOR_ID:

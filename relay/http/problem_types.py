@@ -454,9 +454,9 @@ TYPES: Mapping[str, ProblemType] = {
     "too-many-waits": ProblemType(
         (429,),
         "Too many waits",
-        "too many calls wait on this mailbox, or from this address",
+        "too many calls wait on this mailbox, of this owner, or from this address",
         "End waits and streams that are not needed; one stream tells of all mailboxes.",
-        "At most 64 calls may wait on one mailbox.",
+        "At most 64 calls may wait on one mailbox, or of one owner on all mailboxes.",
         waits=True,
     ),
     "topic-not-allowed": ProblemType(

@@ -54,6 +54,10 @@ class Api:
         """How many messages are checked at once, by all calls that do."""
         self.downloads = Downloads(deps.limits.download_bytes)
         """What messages are on their way to clients, by all calls that give one whole."""
+        self.compat_downloads = Downloads(deps.limits.download_bytes // 4)
+        """The same, by all calls that stand in for another program's."""
+        self.released = Downloads(deps.limits.download_bytes // 4)
+        """What messages are being sent on, by all calls that release one."""
 
     @property
     def described(self) -> tuple[Route, ...]:

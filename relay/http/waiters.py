@@ -204,7 +204,8 @@ class Slots:
             raise Problem(
                 429,
                 "too-many-waits",
-                f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox.",
+                f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox, or of"
+                " one owner on all mailboxes.",
                 headers={"Retry-After": "5"},
             )
         place = self._gate.enter(waiter.host, trio.current_time(), privileged=waiter.administrator)

@@ -48,8 +48,8 @@ _ANYWHERE = """
 _STEP = 128  # messages of the first step of a look for some of them
 
 
-_HEADS = 64  # messages of a glance
-_LONGEST = 4000  # bytes of a subject that a glance reads
+_HEADS = 64  # messages whose heads are read at once
+_LONGEST = 4000  # bytes of a subject that is read for its head
 
 
 class Sought(NamedTuple):
@@ -335,7 +335,7 @@ class Arrivals:
         return News(found, cursor, seconds)
 
     async def cursor_after(self, mailbox_id: UUID, message_id: str | UUID) -> int:
-        """The cursor of `events` that goes on behind a message, which may be deleted by now.
+        """The cursor of `news` that goes on behind a message, which may be deleted by now.
 
         An id that is none starts at the beginning.
         """

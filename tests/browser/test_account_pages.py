@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from relay.lifecycle.tokens import Action, sign
 from tests.browser.conftest import TIMEOUT, Browse
 from tests.browser.steps import signing_key, unsubscribing
-from tests.http.resources.test_unsubscribe import english
+from tests.http.resources.test_unsubscribe_pages import english
 from tests.relay_process import RelayProcess
 
 pytestmark = pytest.mark.browser

@@ -131,14 +131,14 @@ def test_looks_in_vain_are_so_many_a_second_for_an_owner(autojump_clock: MockClo
 
     async def main() -> None:
         turns = HeavyCalls(())
-        assert [turns.rest("a") for _ in range(100)] == [0.0] * 100
-        assert turns.rest("a") == pytest.approx(0.02)
-        assert turns.rest("a") == pytest.approx(0.04)
-        assert turns.rest("b") == 0.0
-        assert [turns.rest(ADMINISTRATOR_ID) for _ in range(1000)] == [0.0] * 1000
-        assert max(turns.rest("a") for _ in range(1000)) == pytest.approx(5.0, abs=0.02)
+        assert [turns.looked_in_vain("a") for _ in range(100)] == [0.0] * 100
+        assert turns.looked_in_vain("a") == pytest.approx(0.02)
+        assert turns.looked_in_vain("a") == pytest.approx(0.04)
+        assert turns.looked_in_vain("b") == 0.0
+        assert [turns.looked_in_vain(ADMINISTRATOR_ID) for _ in range(1000)] == [0.0] * 1000
+        assert max(turns.looked_in_vain("a") for _ in range(1000)) == pytest.approx(5.0, abs=0.02)
         await trio.sleep(8)
-        assert turns.rest("a") == 0.0
+        assert turns.looked_in_vain("a") == 0.0
 
     trio.run(main, clock=autojump_clock)
 

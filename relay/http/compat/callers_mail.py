@@ -18,7 +18,7 @@ from quart import Response, request
 
 from relay.errors import TemporaryFailure
 from relay.http.callers import owner_of
-from relay.http.downloads import Downloads, disposition, once
+from relay.http.downloads import disposition, once
 from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Call
 from relay.http.parsed import until_parsed
@@ -43,7 +43,7 @@ class CallersMail:
         self.deps = deps = api.deps
         self.mails = deps.mails
         limits = deps.limits
-        self.downloads = Downloads(limits.download_bytes // 4)
+        self.downloads = api.compat_downloads
         self._parsing = FairLimiter(
             limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=64
         )

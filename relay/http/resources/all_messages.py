@@ -12,7 +12,8 @@ Promises
     or by ids, of which those that are not there any more are passed over.  One that takes too long
     is a 503 that says how many it has done, and so is one that tags what was not parsed yet; what
     it has done by then is done, and called again it goes on.
-  * Waits and streams end with their credential, as those of one mailbox do (`following.py`).
+  * Waits and streams end with their credential, as those of one mailbox do
+    (`following_mail.py`).
 """
 
 from __future__ import annotations
@@ -383,7 +384,7 @@ def register(api: Api) -> None:
                     call,
                     watch,
                     min(left, until_next(match.more, match.expires_in)),
-                    rest=api.heavy_calls.rest(owner) if woken else 0.0,
+                    rest=api.heavy_calls.looked_in_vain(owner) if woken else 0.0,
                     draining=draining,
                     keep_alive_every=limits.keep_alive_every,
                 )

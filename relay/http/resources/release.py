@@ -21,7 +21,6 @@ from quart import Response
 
 from relay.chance import utc_now
 from relay.http.callers import Caller
-from relay.http.downloads import Downloads
 from relay.http.operations import Access, Answer, Call, Form, Operation
 from relay.http.problems import Problem, message_not_found, missing_scope
 from relay.http.resources.messages import BASE, GONE
@@ -111,7 +110,7 @@ class Releasing:
         self._deps = deps = api.deps
         self._allowed = Patterns(deps.release_to)
         self._sending = Sending(deps.keys, deps.store.names, deps.enqueue, deps.wake_outbound)
-        self._memory = Downloads(deps.limits.download_bytes // 4)
+        self._memory = api.released
 
     async def queue(
         self, caller: Caller, mailbox_id: UUID, message_id: str, to: Sequence[str]

@@ -190,7 +190,7 @@ def register(api: Api) -> None:
                         call,
                         news,
                         min(left, until_next(much, found.expires_in)),
-                        rest=api.heavy_calls.rest(owner) if woken else 0.0,
+                        rest=api.heavy_calls.looked_in_vain(owner) if woken else 0.0,
                         draining=draining,
                         keep_alive_every=limits.keep_alive_every,
                     )

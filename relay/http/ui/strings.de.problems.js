@@ -54,7 +54,7 @@ export default {
   "the body is larger than this call takes": "der Rumpf ist größer, als dieser Aufruf annimmt",
   "the caller calls more often than it may": "der Aufrufer ruft öfter auf, als er darf",
   "the account was mailed five times within 15 minutes": "das Konto bekam fünf Mails innerhalb von 15 Minuten",
-  "too many calls wait on this mailbox, or from this address": "zu viele Aufrufe warten auf dieses Postfach oder von dieser Adresse",
+  "too many calls wait on this mailbox, of this owner, or from this address": "zu viele Aufrufe warten auf dieses Postfach, von diesem Eigentümer oder von dieser Adresse",
   "the SNS topic is not among the settings": "das SNS-Topic steht nicht in den Einstellungen",
   "a credential is needed and missing, or it opens nothing": "eine Berechtigung ist nötig und fehlt, oder sie öffnet nichts",
   "a store does not answer, or a place is not free; `detail` says which": "ein Speicher antwortet nicht, oder ein Platz ist nicht frei; `detail` sagt, was",

@@ -12,7 +12,7 @@ export default {
   "An address in the message is malformed": "Eine Adresse in der Nachricht ist fehlerhaft",
   "An address in the message is not Amazon's": "Eine Adresse in der Nachricht gehört nicht Amazon",
   "Another account has this {0}": "Ein anderes Konto hat denselben Wert in {0}",
-  "At most {0} calls may wait on one mailbox": "An einem Postfach dürfen höchstens {0} Aufrufe warten",
+  "At most {0} calls may wait on one mailbox, or of one owner on all mailboxes": "An einem Postfach dürfen höchstens {0} Aufrufe warten, eines Eigentümers an allen ebenso viele",
   "Input should be a finite number": "Eine endliche Zahl wird erwartet",
   "Input should be a valid boolean": "true oder false wird erwartet",
   "Input should be a valid boolean, unable to interpret input": "true oder false wird erwartet, und dies ist keines von beiden",
