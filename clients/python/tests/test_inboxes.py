@@ -350,6 +350,7 @@ def test_a_long_wait_is_asked_for_in_parts(
     relay: Relay, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mail of a later part ends it, though it came between two; in vain it ends as another does."""
+    assert relay_client._waiting._PART == 20.0  # what stands between waits a minute, or half of one
     monkeypatch.setattr("relay_client._waiting._PART", 0.3)
     parts: list[float] = []
 
@@ -754,5 +755,5 @@ def test_where_no_relay_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         relay.inbox()
     assert time.monotonic() - began >= 0.1
     for url in ("localhost:8025", "http://", "http://a b", "http://["):
-        with pytest.raises(RelayError, match="begins with http"):
+        with pytest.raises(RelayError, match="must begin with http"):
             Relay(url)
