@@ -1,15 +1,15 @@
-"""Those who wait on one mailbox where many do: one of them looks, for all.
+"""Those of one owner who wait on a mailbox where many do: one of them looks, for all.
 
 One mail wakes all who wait on its mailbox, and most of them wait for another.  So where there are
-more than `FEW`, mail wakes one of them alone, the leader: it reads what is new, without texts, and
-rings for those for whom it may be.
+more than `FEW`, mail wakes one of each owner's alone, the leader: it reads what is new, without
+texts, and rings for those for whom it may be.
 
 Promises
   * Nobody misses mail: what came before one joins has rung for that one; what comes later the
     leader looks for, from where the look of whoever came least far ended; and where the leader goes
     before it has, another leads and looks.
-  * A look takes one turn for a look, its leader's; after one in vain they may rest
-    (`HeavyCalls.looked_in_vain`).
+  * A look takes one turn for a look; after one in vain they may rest
+    (`HeavyCalls.looked_in_vain`).  Both are their owner's, so nobody waits for another's.
 
 Fails with `DatabaseUnavailable` (temporary) from the pool, for the leader; then another leads.
 """
@@ -28,8 +28,8 @@ from relay.http.waiters import Watch
 from relay.mailboxes.arrivals import Arrivals, Heads, Sought
 
 FEW = 2
-"""So many who wait on one mailbox look each for itself: a leader's look costs a query more, where
-it finds something."""
+"""So many who wait on one mailbox, of whomever, look each for itself: a leader's look costs a query
+more, where it finds something."""
 
 
 class _Crowd:
@@ -108,17 +108,18 @@ class Crowds:
     def __init__(self, arrivals: Arrivals, heavy_calls: HeavyCalls) -> None:
         self._arrivals = arrivals
         self._heavy_calls = heavy_calls
-        self._crowds: dict[UUID, _Crowd] = {}
+        self._crowds: dict[tuple[UUID, Hashable], _Crowd] = {}
 
     @contextmanager
     def joined(
         self, mailbox_id: UUID, owner: Hashable, watch: Watch, sought: Sought, above: int
     ) -> Iterator[Member]:
-        """Be one of those who wait on a mailbox, within the block.
+        """Be one of those of an owner who wait on a mailbox, within the block.
 
         `above`: the `seq` up to which whoever joins has looked since it began to `watch`.
         """
-        crowd = self._crowds.setdefault(mailbox_id, _Crowd())
+        key = mailbox_id, owner
+        crowd = self._crowds.setdefault(key, _Crowd())
         member = Member(self, crowd, mailbox_id, owner, watch, sought, above)
         crowd.members[member] = None
         watch.mute(not crowd.leads(member))
@@ -129,7 +130,7 @@ class Crowds:
             del crowd.members[member]
             watch.mute(False)
             if not crowd.members:
-                del self._crowds[mailbox_id]
+                del self._crowds[key]
             elif led:
                 crowd.asked |= watch.has_mail
                 crowd.hand_on()

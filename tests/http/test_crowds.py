@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from functools import partial
 from operator import lt
 from types import SimpleNamespace
@@ -124,6 +124,31 @@ async def test_who_waits_in_a_crowd_hears_of_the_mailbox_end(many: House, looks:
         assert answer.status_code == 204
     # Each ends: at the mailbox's end, and not with its time-out.
     assert set(waits.answers.values()) == {404}
+
+
+async def test_nobody_rests_for_what_another_has_looked_for_in_vain(
+    many: House, looks: Counter[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Those of another owner have a leader of their own."""
+
+    def rest(_: HeavyCalls, owner: Hashable) -> float:
+        return 0.0 if owner == ADMINISTRATOR_ID else 60.0
+
+    monkeypatch.setattr(HeavyCalls, "looked_in_vain", rest)
+    address, token = await many.mailbox()
+    strangers, administrator = Waits(many, address, token), Waits(many, address, many.admin)
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(strangers.wait, f"code {number}.", trio.CancelScope())
+        await eventually(lambda: looks["next_match"], "first looks", until=lambda n: n == 4)
+        await many.waiting(count=4)
+        await strangers.mail("nobody's")
+        await eventually(lambda: looks["heads"], "a look", until=bool)
+        nursery.start_soon(administrator.wait, "the one", trio.CancelScope())
+        await many.waiting(count=5)
+        await administrator.mail("the one")
+        await administrator.answered("the one", "the one")
+        nursery.cancel_scope.cancel()
 
 
 def test_looks_in_vain_are_so_many_a_second_for_an_owner(autojump_clock: MockClock):

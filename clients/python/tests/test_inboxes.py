@@ -35,7 +35,7 @@ from relay_client import (
     WaitTimeout,
 )
 from relay_client._records import MessageData
-from relay_client._waiting import is_near
+from relay_client._waiting import _PART, is_near
 from relay_client.pytest_plugin import SmtpServer
 
 
@@ -350,7 +350,7 @@ def test_a_long_wait_is_asked_for_in_parts(
     relay: Relay, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mail of a later part ends it, though it came between two; in vain it ends as another does."""
-    assert relay_client._waiting._PART == 20.0  # what stands between waits a minute, or half of one
+    assert _PART == 20.0  # what stands between waits a minute, or half of one
     monkeypatch.setattr("relay_client._waiting._PART", 0.3)
     parts: list[float] = []
 

@@ -865,11 +865,14 @@ def test_sign_up(inbox, relay, smtp_server, number):
     options = ("--basetemp", base, "-k", "0", "--relay-keep")
     result = inner.run(*command, *options)
     result.assert_outcomes(passed=1)
-    assert (kept / "run").exists()
+    elsewhere = kept.resolve()
+    assert (elsewhere / "run").exists()
+    assert not elsewhere.is_relative_to(base), "pytest removes what is there"
     result.stdout.fnmatch_lines(
-        ["*what is kept*", "1 inbox, *: *@relay.localhost", f"  *relay* up --data-dir {kept}"]
+        ["*what is kept*", "1 inbox, *: *@relay.localhost", f"  *relay* up --data-dir {elsewhere}"]
     )
-    shutil.rmtree(kept)
+    shutil.rmtree(elsewhere)
+    kept.unlink()
     monkeypatch.setenv("RELAY_URL", where)
     monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
     with Relay(where) as gone, pytest.raises(Exception, match="does not answer"):

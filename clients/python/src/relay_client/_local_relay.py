@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,6 +86,9 @@ def started(
             words = shlex.split(command) if command else _installed()
             if begins is not None:
                 begins()
+            if keep:  # apart from pytest's own folders, which it removes three runs later
+                kept = tempfile.mkdtemp(prefix="relay-kept-")
+                (folder / "data").symlink_to(kept, target_is_directory=True)
             relay = _start(folder, words)
             process.write_text(f"{relay.pid} {relay.began}")
             _watch(owner, relay, None if keep else folder / "data", process)
@@ -95,7 +99,7 @@ def opens(folder: Path, command: str | None) -> str:
     """Return what a shell is given to see what a relay that was started in `folder` has kept."""
     words = shlex.split(command) if command else _installed()
     named = words if words[-1:] == ["up"] else ["relay", "up"]
-    return shlex.join([*named, "--data-dir", str(folder / "data")])
+    return shlex.join([*named, "--data-dir", str((folder / "data").resolve())])
 
 
 def running(folder: Path) -> Process | None:
