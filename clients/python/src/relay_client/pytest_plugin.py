@@ -320,7 +320,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     outcome = yield
     report = outcome.get_result()
     if _has_relay(item):
-        report.longrepr = tamed(report.longrepr, colours=_has_colours(item.config))
+        colours = _has_colours(item.config)
+        report.longrepr = tamed(report.longrepr, colours=colours)
+        if hasattr(report, "wasxfail"):  # why it was expected to fail
+            report.wasxfail = tamed(report.wasxfail, colours=colours)
     if not report.failed:
         return
     sections = _mail(item.config.stash[_RELAYS].ended())
