@@ -70,15 +70,17 @@ def connection(url: str | None, token: Token) -> Connection:
 _SHOWN = re.compile(
     r"""
       [a-z][a-z0-9+.-]*://[a-z0-9.-]*(?::[0-9]{1,5}(?=[/?#]|\Z))?(?=[:/?#]|\Z)
-    | [a-z0-9.-]+:[0-9]{1,5}(?=[/?#]|\Z)
-    | (?:localhost | (?:[0-9]+\.){3}[0-9]+ | [a-z0-9.-]+\.[a-z]{2,9})(?=[/?#]|\Z)
+    | (?:localhost | (?:[0-9]+\.){3}[0-9]+ | [a-z0-9.-]+\.[a-z]{2,9})(?::[0-9]{1,5})?(?=[/?#]|\Z)
     """,
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 """No more than scheme, host and port, and these only where they are no token and no password."""
 _BESIDE_USER = re.compile(
-    r"(https?://)[^/?#]*@([a-z0-9.-]+(?::[0-9]{1,5})?)(?=[/?#]|\Z)", re.ASCII | re.IGNORECASE
+    r"(https?://)[^/?#@]*@([a-z0-9.-]+(?::[0-9]{1,5})?)(?:[/?#][^@]*)?",
+    re.ASCII | re.IGNORECASE,
 )
+"""The same where there is one @: of several, or of one in a path, a password may have the first."""
+_HTTP = re.compile(r"https?://[^/\s\\\x00-\x1f\x7f][^\s\\\x00-\x1f\x7f]*", re.IGNORECASE)
 
 
 def _host(url: str, named: str) -> str:
@@ -86,22 +88,26 @@ def _host(url: str, named: str) -> str:
     wrong = "begin with http:// or https:// and a host"
     found = None if "@" in url else _SHOWN.match(url)
     shown = found[0] if found else ""
-    try:
-        parts = urlsplit(url)
-        if re.match("https?://[^/]", url, re.IGNORECASE) and len(url.split()) == 1:
-            _ = parts.port  # fails where it is none
-            host = httpx.URL(url).host
-            if parts.hostname and "@" in parts.netloc:
-                wrong = "have no user and no password, the token opens it"
-                found = _BESIDE_USER.match(url)
-                shown = found[1] + found[2] if found else ""
-            elif host and ("?" in url or "#" in url):
-                wrong = "end before a ? or #"
-            elif host:
+    if _HTTP.fullmatch(url):
+        if "@" in url:
+            wrong = "have no user and no password, the token opens it"
+            found = _BESIDE_USER.fullmatch(url)
+            shown = found[1] + found[2] if found else ""
+        else:
+            host = _host_of(url)
+            if host and not re.search("[?#]", url):
                 return host
-    except (ValueError, httpx.InvalidURL):
-        pass  # said below
+            if host:
+                wrong = "end before a ? or #"
     raise RelayError(f"{named} must {wrong}{shown and f': {quoted(shown)}'}")
+
+
+def _host_of(url: str) -> str:
+    try:
+        _ = urlsplit(url).port  # fails where it is none
+        return httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL):
+        return ""
 
 
 class _Jar(httpx.Cookies):
