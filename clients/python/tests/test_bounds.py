@@ -18,6 +18,9 @@ from serving import ENTRY, MESSAGE, Answer, reply, serving
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
 from relay_client._exchange import Answer as _Answered
+from relay_client._exchange import ApiRequest, drive
+from relay_client._mail_report import held
+from relay_client._mailboxes import CURRENT_TEST, InboxHandle, remove_inbox
 
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 
@@ -112,7 +115,7 @@ def _pages(entries: list[object], following: str) -> Answer:
 def test_a_list_that_leads_to_itself_ends(count: int) -> None:
     """At the page that names itself, whether or not there is something on it."""
     same = "/api/v1/mailboxes/a@b/messages?limit=100&cursor=1"
-    with serving(_pages([ENTRY] * count, same)) as (url, asked), Relay(url, "x") as relay:
+    with serving(_pages([MESSAGE] * count, same)) as (url, asked), Relay(url, "x") as relay:
         with pytest.raises(Refused, match="no relay answered: its next page is one that came be"):
             relay.mailbox("a@b").messages()
     assert len(asked) == 2
@@ -179,6 +182,58 @@ def test_a_list_ends_at_its_most(client: str, entry: dict[str, object]) -> None:
     ended = "the list of a@b has more than 128 MiB: ask for fewer messages at once"
     assert str(caught.value) == ended
     assert len([one for one in asked if b"/messages?" not in one or entry is MESSAGE]) == 5
+
+
+@pytest.mark.parametrize(
+    ("size", "pages", "said"),
+    [
+        (0, 1, "and more could not be read within 5 s"),
+        (0, 0, "what came could not be read within 5 s"),
+        (3, 2, "and more cannot be read: the list of a@b has more than 4 MiB: ask for .*"),
+    ],
+)
+def test_a_report_has_what_was_read_before_it_ended(
+    size: int, pages: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its time, which is all inboxes' of the test, or by its bytes; it says that, too."""
+    ends = threading.Event()
+    served = 0
+
+    def serve(peer: socket.socket, _: bytes) -> None:
+        nonlocal served
+        served += 1
+        if served > pages:
+            ends.wait(30.0)
+        link = {"Link": f'</api/v1/mailboxes/a@b/messages?n={served}>; rel="next"'}
+        body = json.dumps([{**MESSAGE, "subject": f"page {served}"}])
+        peer.sendall(reply(" " * (size << 20) + body, headers=link))
+
+    monkeypatch.setattr(CURRENT_TEST, "reads_within", 0.3 if size == 0 else 30.0)
+    with serving(serve) as (url, _), Relay(url, "x") as relay:
+        text = drive(relay._http, held(InboxHandle("a@b", None)))
+        ends.set()
+    *messages, end = text.split("\n\n----\n\n")
+    assert re.fullmatch(said, end)
+    assert len(messages) == text.count("<>: page 1\n") == min(pages, 1)
+
+
+def test_inboxes_that_do_not_end_have_one_time_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes of it what it has waited in vain; one that is asked to say so has its own."""
+    monkeypatch.setattr(CURRENT_TEST, "closes_within", 1.0)
+
+    def seconds(*, strict: bool = False) -> float:
+        flow = remove_inbox(InboxHandle("a@b", None), strict=strict)
+        request = next(flow)
+        assert isinstance(request, ApiRequest)
+        assert request.within is not None
+        flow.close()  # as where its caller is cancelled
+        return request.within
+
+    assert 0.5 < seconds() <= 1.0
+    assert CURRENT_TEST.closes_within < 1.0
+    CURRENT_TEST.closes_within = -1.0
+    assert seconds() == 0.05
+    assert seconds(strict=True) > 1.0
 
 
 _LATE = r"the list of a@b has not ended after 0\.2 s|does not answer GET .*/messages"

@@ -11,7 +11,9 @@ import { TIMEOUT } from "./waiting.js";
 
 const SHOWN = 20; // messages of an inbox, in a report
 const INBOXES = 10; // that a test has made, in its report
-const REPORTS_WITHIN = 5_000; // milliseconds, or it says that they cannot be read
+const REPORTS_WITHIN = 5_000; // milliseconds, or it says that more could not be read
+const EARLY = 10; // milliseconds by which a clock may end that before its time
+const BYTES = 4 << 20; // of a list: a page of a relay's has one MiB, but for a larger message
 const MAX_LENGTH = 4_000; // characters of a message's text there, and of its code and links
 
 /** What inbox a test wants; with `keep` it is left, to be looked at on the relay's page. */
@@ -165,17 +167,26 @@ function loginOf(test: string): string {
   return name.slice(0, 64) || "test";
 }
 
-/** What came to an inbox, the oldest first, and all of it as a text for a report. @internal */
+/**
+ * What came to an inbox, the oldest first, and all of it as a text for a report, which says if that
+ * was not all.
+ * @internal
+ */
 export async function arrivedAt(inbox: Inbox): Promise<{ text: string; messages: Message[] }> {
-  let messages: Message[];
+  const messages: Message[] = [];
+  const until = performance.now() + REPORTS_WITHIN - EARLY;
+  let missing: string | undefined;
   try {
-    messages = (await inbox.messages(SHOWN, { timeout: REPORTS_WITHIN })).reverse();
+    await inbox.messages(SHOWN, { timeout: REPORTS_WITHIN, maxBytes: BYTES, found: messages });
   } catch (error) {
     // Whatever it is: this is said beside a test's own failure, and its inbox is to be closed yet.
     const why = error instanceof RelayError ? error.message : visible(String(error));
-    return { text: `what came cannot be read: ${why}`, messages: [] };
+    const isLate = error instanceof Unreachable && performance.now() >= until;
+    missing = isLate ? `could not be read within ${REPORTS_WITHIN / 1000} s` : `cannot be read: ${why}`;
   }
-  return { text: messages.map(described).join("\n\n----\n\n") || "nothing came", messages };
+  const shown = messages.reverse().map(described);
+  if (missing) shown.push(`${shown.length ? "and more" : "what came"} ${missing}`);
+  return { text: shown.join("\n\n----\n\n") || "nothing came", messages };
 }
 
 /** The same of several inboxes, the newest of them. @internal */

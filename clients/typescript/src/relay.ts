@@ -83,6 +83,10 @@ const asyncDispose: typeof Symbol.asyncDispose =
 export interface ListOptions {
   /** For how long at most, in milliseconds, with all of its pages; 60,000 unless said. */
   timeout?: number | undefined;
+  /** How many bytes all of it may have. @internal */
+  maxBytes?: number;
+  /** Where each message is put as it is read. @internal */
+  found?: Message[];
 }
 
 /** How many milliseconds a call may take, of relays whose calls a test runner limits. @internal */
@@ -263,54 +267,59 @@ export class Inbox implements AsyncDisposable {
   }
 
   /** Read what is there, the newest first; `Unreachable` where that takes over `timeout` in all. */
-  messages(limit = 100, { timeout = LIST_TIMEOUT }: ListOptions = {}): Promise<Message[]> {
-    return this.#listed(undefined, limit, timeout);
+  messages(limit = 100, options: ListOptions = {}): Promise<Message[]> {
+    return this.#listed(undefined, limit, options);
   }
 
   /** Read what matches (`from:shop has:attachment -word "a phrase"`), in the same way. */
-  search(q: string, limit = 100, { timeout = LIST_TIMEOUT }: ListOptions = {}): Promise<Message[]> {
-    return this.#listed(q, limit, timeout);
+  search(q: string, limit = 100, options: ListOptions = {}): Promise<Message[]> {
+    return this.#listed(q, limit, options);
   }
 
   /**
    * A page of them by a call; of an older relay, each by one of its own.  A page may be empty and
    * have a next one: of a search that looked for long enough.
    */
-  async #listed(q: string | undefined, limit: number, timeout: number): Promise<Message[]> {
+  async #listed(
+    q: string | undefined,
+    limit: number,
+    { timeout = LIST_TIMEOUT, maxBytes: most = LIST_BYTES, found = [] }: ListOptions,
+  ): Promise<Message[]> {
     const overallDeadline = performance.now() + waitable(timeout);
     const inTime = () => {
       if (performance.now() < overallDeadline) return;
       throw new Unreachable(`the list of ${this.address} has not ended after ${timeout / 1000} s`);
     };
-    const entries: (EntryJson | WholeEntryJson)[] = [];
+    let size = 0;
+    const call = async (request: RepeatableRequest): Promise<Answer> => {
+      const one = { ...request, maxBytes: Math.min(MESSAGE_BYTES, most) };
+      const answer = await this.#exchange.call(one, undefined, overallDeadline);
+      size += answer.bytes.length;
+      if (size <= most) return answer;
+      const more = `more than ${most >> 20} MiB: ask for fewer messages at once`;
+      throw new RelayError(`the list of ${this.address} has ${more}`);
+    };
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
     let path: string | undefined;
     const seen = new Set<string>();
     let empty = 0;
-    let size = 0;
-    const counted = (answer: Answer): Answer => {
-      size += answer.bytes.length;
-      if (size <= LIST_BYTES) return answer;
-      const most = `more than ${LIST_BYTES >> 20} MiB: ask for fewer messages at once`;
-      throw new RelayError(`the list of ${this.address} has ${most}`);
-    };
-    while (entries.length < limit) {
+    while (found.length < limit) {
       const answer: Answer =
         path === undefined
-          ? await this.#firstPage(query, overallDeadline)
-          : await this.#exchange.call(
-              {
-                ...this.#request("GET", ""),
-                path: ofAtMost(path, limit - entries.length),
-                maxBytes: MESSAGE_BYTES,
-              },
-              undefined,
-              overallDeadline,
-            );
-      const page = decoded(counted(answer), answers.LIST) as EntryJson[];
-      entries.push(...page);
+          ? await this.#firstPage(query, call)
+          : await call({ ...this.#request("GET", ""), path: ofAtMost(path, limit - found.length) });
+      const page = decoded(answer, answers.LIST) as EntryJson[];
       path = following(answer);
-      if (path === undefined || entries.length >= limit) break;
+      for (const entry of page.slice(0, limit - found.length)) {
+        let json = entry as WholeEntryJson | MessageJson;
+        if (!answers.MESSAGE(entry)) {
+          inTime();
+          const one = await call(this.#request("GET", ofMessage(entry.id)));
+          json = decoded(one, answers.MESSAGE) as MessageJson;
+        }
+        found.push(new Message(this.#reader, json));
+      }
+      if (path === undefined || found.length >= limit) break;
       if (seen.has(path)) throw noRelay(answer, "its next page is one that came before");
       if (page.length === 0) empty += 1;
       if (empty === MAX_EMPTY_PAGES) {
@@ -319,30 +328,20 @@ export class Inbox implements AsyncDisposable {
       seen.add(path);
       inTime();
     }
-    const found: Message[] = [];
-    for (const entry of entries.slice(0, limit)) {
-      let json = entry as WholeEntryJson | MessageJson;
-      if (!answers.MESSAGE(entry)) {
-        inTime();
-        const one = { ...this.#request("GET", ofMessage(entry.id)), maxBytes: MESSAGE_BYTES };
-        const answer = counted(await this.#exchange.call(one, undefined, overallDeadline));
-        json = decoded(answer, answers.MESSAGE) as MessageJson;
-      }
-      found.push(new Message(this.#reader, json));
-    }
     return found;
   }
 
   /** Asks for whole messages; a relay that does not know them, for what lists show. */
-  async #firstPage(query: Query, overallDeadline: number): Promise<Answer> {
-    const call = (asked: Query) =>
-      this.#exchange.call(this.#list(asked), undefined, overallDeadline);
+  async #firstPage(
+    query: Query,
+    call: (request: RepeatableRequest) => Promise<Answer>,
+  ): Promise<Answer> {
     try {
-      return await call({ ...query, whole: "true" });
+      return await call(this.#list({ ...query, whole: "true" }));
     } catch (error) {
       if (!(error instanceof Refused && error.problem === "unknown-parameter")) throw error;
     }
-    return call(query);
+    return call(this.#list(query));
   }
 
   #list(query: Query): RepeatableRequest {

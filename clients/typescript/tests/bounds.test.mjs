@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { gzipSync } from "node:zlib";
-import { Refused, Relay, RelayError, Unreachable } from "relay-client";
+import { Refused, Relay, RelayError } from "relay-client";
 import { inner } from "./cases.mjs";
 import { MESSAGE, serving } from "./serving.mjs";
 
@@ -18,10 +18,11 @@ for (const entries of [[], [ENTRY]]) {
     const late =
       /^Unreachable: the (list of a@b has not ended after 0.2 s|relay does not answer GET .*too long)/;
     await serving(
-      (_, response) => {
+      ({ url }, response) => {
         pages += 1;
+        const said = url?.includes("/messages?") ? entries : MESSAGE;
         response.setHeader("Link", `</api/v1/mailboxes/a@b/messages?cursor=${pages}>; rel="next"`);
-        setTimeout(() => response.end(JSON.stringify(entries)), 50);
+        setTimeout(() => response.end(JSON.stringify(said)), 50);
       },
       async (client) => {
         const inbox = client.mailbox("a@b");
@@ -34,15 +35,35 @@ for (const entries of [[], [ENTRY]]) {
   });
 }
 
-test("a report asks for a list that ends in five seconds", async () => {
-  /** @type {unknown[]} */
-  const asked = [];
-  const messages = async (/** @type {unknown[]} */ ...how) => {
-    asked.push(...how);
-    throw new Unreachable("late");
-  };
-  assert.equal((await arrivedAt({ messages })).text, "what came cannot be read: late");
-  assert.deepEqual(asked, [20, { timeout: 5_000 }]);
+test("a report has what was read before its time or its bytes ended, and says so", async (t) => {
+  let now = performance.now();
+  t.mock.method(performance, "now", () => now);
+  for (const [size, seconds, pages, end] of /** @type {const} */ ([
+    [0, 3, 2, /^and more could not be read within 5 s$/],
+    [0, 6, 1, /^and more could not be read within 5 s$/],
+    [3, 0, 1, /^and more cannot be read: the list of a@b has more than 4 MiB: ask for /],
+    [5, 0, 0, /^what came cannot be read: 200 unknown: .* more than 4 MiB /],
+  ])) {
+    let asked = 0;
+    const client = new Relay({
+      url: "http://x",
+      fetch: async () => {
+        now += 1_000 * seconds;
+        asked += 1;
+        const said = JSON.stringify([{ ...MESSAGE, subject: `page ${asked}` }]);
+        const headers = { Link: `</x/messages?n=${asked}>; rel="next"` };
+        return new Response(" ".repeat(size << 20) + said, { headers });
+      },
+    });
+    const { text, messages } = await arrivedAt(client.mailbox("a@b"));
+    const shown = text.split("\n\n----\n\n");
+    assert.match(shown.pop() ?? "", end);
+    assert.equal(messages.length, pages);
+    assert.deepEqual(
+      shown.map((/** @type {string} */ one) => /page \d/.exec(one)?.[0]),
+      ["page 1", "page 2"].slice(0, pages).reverse(),
+    );
+  }
 });
 
 for (const entry of [ENTRY, MESSAGE]) {

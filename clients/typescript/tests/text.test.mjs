@@ -48,7 +48,10 @@ test("no error and no report fills a log", async () => {
     ...{ subject: long, sender: long, code: null, links, text: long, html: null },
     receivedAt: new Date(),
   };
-  const { text: said } = await arrivedAt({ messages: async () => [message, message] });
+  const { text: said } = await arrivedAt({
+    messages: async (/** @type {number} */ _, /** @type {{ found: unknown[] }} */ { found }) =>
+      found.push(message, message),
+  });
   assert.ok(said.includes("from \\u{e0041}") && said.includes("…: \\u{e0041}"));
   assert.ok(said.length < 20_000);
 });

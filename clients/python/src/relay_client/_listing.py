@@ -22,33 +22,51 @@ LIST_TIMEOUT = 60.0
 _MAX_EMPTY_PAGES = 1000  # pages of a list with nothing on them; a relay looks for a second for each
 
 
-def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> Flow[list[JSON]]:
+def messages(
+    handle: InboxHandle,
+    q: str | None,
+    limit: int,
+    timeout: float,
+    *,
+    max_bytes: int = LIST_BYTES,
+    found: list[JSON] | None = None,
+) -> Flow[list[JSON]]:
     """Read the messages of an inbox, all or those that match a search, the newest first.
 
     `Unreachable` where that takes longer than `timeout` in all, `RelayError` where it says more
-    than `LIST_BYTES`.  A page of them by a call; of an older relay, each by one of its own.  A page
-    may be empty and have a next one: of a search that looked for long enough.
+    than `max_bytes`; what was read before that is in `found`, if that is given.  A page of them by
+    a call; of an older relay, each by one of its own.  A page may be empty and have a next one: of
+    a search that looked for long enough.
     """
     overall_deadline = deadline_after(timeout)
     params: dict[str, str | float] = {"limit": min(limit, PAGE)}
     if q is not None:
         params["q"] = q
-    entries: list[JSON] = []
+    found = [] if found is None else found
     seen = set[str]()
     empty = size = 0
+    answer_bytes = min(MESSAGE_BYTES, max_bytes)
     following: str | None = None
-    while len(entries) < limit:
+    while len(found) < limit:
         if following is None:
-            answer = yield from _first_page(handle, params, overall_deadline)
+            answer = yield from _first_page(handle, params, overall_deadline, answer_bytes)
         else:
-            path = _of_at_most(following, limit - len(entries))
-            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES)
+            path = _of_at_most(following, limit - len(found))
+            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=answer_bytes)
             answer = yield from call(request, overall_deadline=overall_deadline)
-        size = _counted(handle, size, answer)
+        size = _counted(handle, size, answer, max_bytes)
         page: list[JSON] = decoded(answer, _answers.LIST)
-        entries += page
         following = _following(answer)
-        if following is None or len(entries) >= limit:
+        for entry in page[: limit - len(found)]:
+            if not _answers.MESSAGE(entry):
+                if time.monotonic() >= overall_deadline:
+                    raise _late(handle, timeout)
+                request = handle.get(of_message(entry["id"]), max_bytes=answer_bytes)
+                one = yield from call(request, overall_deadline=overall_deadline)
+                size = _counted(handle, size, one, max_bytes)
+                entry = decoded(one, _answers.MESSAGE)
+            found.append(entry)
+        if following is None or len(found) >= limit:
             break
         if following in seen:
             raise no_relay(answer, "its next page is one that came before")
@@ -58,24 +76,14 @@ def messages(handle: InboxHandle, q: str | None, limit: int, timeout: float) -> 
         seen.add(following)
         if time.monotonic() >= overall_deadline:
             raise _late(handle, timeout)
-    found: list[JSON] = []
-    for entry in entries[:limit]:
-        if not _answers.MESSAGE(entry):
-            if time.monotonic() >= overall_deadline:
-                raise _late(handle, timeout)
-            request = handle.get(of_message(entry["id"]), max_bytes=MESSAGE_BYTES)
-            answer = yield from call(request, overall_deadline=overall_deadline)
-            size = _counted(handle, size, answer)
-            entry = decoded(answer, _answers.MESSAGE)
-        found.append(entry)
     return found
 
 
-def _counted(handle: InboxHandle, size: int, answer: Answer) -> int:
+def _counted(handle: InboxHandle, size: int, answer: Answer, max_bytes: int) -> int:
     """Return what a list has said with this answer, in bytes."""
     size += len(answer.content)
-    if size > LIST_BYTES:
-        said = f"more than {LIST_BYTES >> 20} MiB: ask for fewer messages at once"
+    if size > max_bytes:
+        said = f"more than {max_bytes >> 20} MiB: ask for fewer messages at once"
         raise RelayError(f"the list of {handle.address} has {said}")
     return size
 
@@ -84,15 +92,17 @@ def _late(handle: InboxHandle, timeout: float) -> Unreachable:
     return Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
 
 
-def _first_page(handle: InboxHandle, params: Params, overall_deadline: float) -> Flow[Answer]:
+def _first_page(
+    handle: InboxHandle, params: Params, overall_deadline: float, max_bytes: int
+) -> Flow[Answer]:
     """Ask for whole messages; of a relay that does not know them, for what lists show."""
     try:
-        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=MESSAGE_BYTES)
+        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=max_bytes)
         return (yield from call(whole, overall_deadline=overall_deadline))
     except Refused as refused:
         if refused.problem != "unknown-parameter":
             raise
-    listed = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
+    listed = handle.get("/messages", params, max_bytes=max_bytes)
     return (yield from call(listed, overall_deadline=overall_deadline))
 
 

@@ -17,14 +17,17 @@ from collections.abc import Iterable
 from relay_client._exchange import Flow
 from relay_client._listing import messages
 from relay_client._mailboxes import CURRENT_TEST, InboxHandle
-from relay_client._records import MessageData
+from relay_client._records import JSON, MessageData
 from relay_client._text import NAME, in_a_line, visible
 from relay_client.errors import RelayError, Unreachable
 
 __tracebackhide__ = True  # a test that fails shows the test
 
 READS_WITHIN = 5.0
-"""Seconds within which all inboxes of a test are read, or it says that they cannot be read."""
+"""Seconds within which all inboxes of a test are read, or it says that more could not be."""
+
+_EARLY = 0.01  # s by which a clock may end a read before its time
+_BYTES = 4 << 20  # of an inbox's list: a page of a relay's has one MiB, but for a larger message
 
 _SHOWN = 20  # messages of an inbox
 _MAX_LENGTH = 4000  # of a message's text, and of its code and links
@@ -52,18 +55,32 @@ def wants(handle: InboxHandle, error: BaseException | None) -> bool:
 
 
 def held(handle: InboxHandle) -> Flow[str]:
-    """Read what an inbox has, and say it, the oldest first."""
+    """Read what an inbox has, and say it, the oldest first; and if that was not all."""
     began = time.monotonic()
+    until = began + max(0.0, CURRENT_TEST.reads_within)
+    found: list[JSON] = []
+    shown: list[str] = []
+    missing = None
     try:
-        found = yield from messages(handle, None, _SHOWN, max(0.0, CURRENT_TEST.reads_within))
-        said = map(_described, map(MessageData, reversed(found)))
-        return "\n\n----\n\n".join(said) or "nothing came"
+        yield from messages(handle, None, _SHOWN, until - began, max_bytes=_BYTES, found=found)
     except RelayError as error:
-        return f"what came cannot be read: {error}"
+        is_late = isinstance(error, Unreachable) and time.monotonic() >= until - _EARLY
+        missing = (
+            f"could not be read within {READS_WITHIN:g} s"
+            if is_late
+            else f"cannot be read: {error}"
+        )
     except Exception as error:  # it would hide the test's, or end the whole run
-        return f"what came cannot be read: {visible(repr(error))}"
+        missing = f"cannot be read: {visible(repr(error))}"
     finally:
         CURRENT_TEST.reads_within -= time.monotonic() - began
+    try:
+        shown += map(_described, map(MessageData, reversed(found)))
+    except Exception as error:
+        missing = f"cannot be read: {visible(repr(error))}"
+    if missing is not None:
+        shown.append(f"and more {missing}" if shown else f"what came {missing}")
+    return "\n\n----\n\n".join(shown) or "nothing came"
 
 
 def _described(message: MessageData) -> str:

@@ -30,6 +30,9 @@ MAILBOXES = "/api/v1/mailboxes"
 CLOSES_WITHIN = 2.0
 """Seconds within which an inbox is ended, or left to its time."""
 
+ALL_CLOSE_WITHIN = 5.0
+"""Seconds that all inboxes of a test may take in vain to end, where it has several."""
+
 PAGE = 200
 """Entries of a page of a list, at most."""
 
@@ -50,6 +53,8 @@ class _CurrentTest:
         """Those that it has made, each with its client; None where nobody reports of them."""
         self.reads_within = 0.0
         """Seconds that are left for reading what they have, if it fails."""
+        self.closes_within = math.inf
+        """Seconds that are left for ending them in vain."""
 
     def made(self, handle: InboxHandle, relay: _Opened) -> None:
         """Remember an inbox for the report of the test."""
@@ -135,8 +140,16 @@ def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) ->
 def remove_inbox(handle: InboxHandle, *, strict: bool) -> Flow[None]:
     """End an inbox.  If that fails its life ends it, which is an error if `strict`."""
     handle.closed = True
-    with nullcontext() if strict else suppress(RelayError):
-        yield from call(handle.delete(), time.monotonic() + CLOSES_WITHIN)
+    began = time.monotonic()
+    within = CLOSES_WITHIN if strict else min(CLOSES_WITHIN, max(0.0, CURRENT_TEST.closes_within))
+    ended = False
+    try:
+        with nullcontext() if strict else suppress(RelayError):
+            yield from call(handle.delete(), began + within)
+            ended = True
+    finally:
+        if not ended:
+            CURRENT_TEST.closes_within -= time.monotonic() - began
 
 
 def is_finite(number: object) -> bool:

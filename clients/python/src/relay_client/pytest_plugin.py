@@ -17,6 +17,7 @@ leaves inboxes, and the data of a relay that was started, as they are;
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Iterator
 from inspect import Parameter, Signature
@@ -35,6 +36,8 @@ from relay_client import (
     Relay,
     RelayError,
     Unreachable,
+    _mail_report,
+    _mailboxes,
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
@@ -42,7 +45,7 @@ from relay_client._connect import FROM_ENVIRONMENT, Token
 from relay_client._exchange import drive
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
-from relay_client._mail_report import READS_WITHIN, held
+from relay_client._mail_report import held
 from relay_client._mailboxes import CURRENT_TEST
 from relay_client._run_report import Progress, RunReport
 from relay_client._smtp_server import SmtpServer as SmtpServer
@@ -309,9 +312,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
     """Have each inbox that a test makes know as whom its application signs in, and remember it."""
     CURRENT_TEST.login = login_of(item.name)
     CURRENT_TEST.inboxes = {} if _has_relay(item) else None
-    CURRENT_TEST.reads_within = READS_WITHIN
+    CURRENT_TEST.reads_within = _mail_report.READS_WITHIN
+    CURRENT_TEST.closes_within = _mailboxes.ALL_CLOSE_WITHIN
     yield
     CURRENT_TEST.login = CURRENT_TEST.inboxes = None
+    CURRENT_TEST.closes_within = math.inf
 
 
 @pytest.hookimpl(hookwrapper=True)
