@@ -15,13 +15,14 @@ again.
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import Field, WithJsonSchema
 from quart import Response
 
+from relay.chance import utc_now
 from relay.http.operations import (
     Access,
     Answer,
@@ -166,7 +167,7 @@ def register(api: Api) -> None:
         query: DestinationsQuery = call.query
         owner = None if call.caller.allows("admin") else call.caller.owner_id
         domain = None if query.domain is None else query.domain.lower()
-        now = datetime.now(UTC)
+        now = utc_now()
         return json_response([_told(one, now) for one in api.deps.destinations(owner, domain)])
 
     @api.add(
