@@ -19,6 +19,11 @@ const checker = program.getTypeChecker();
 const folder = resolve(file, "..");
 const isOurs = (symbol) =>
   (symbol.declarations ?? []).some((one) => one.getSourceFile().fileName.startsWith(folder));
+// What the package leaves out is nobody's to use.
+const isPublic = (symbol) =>
+  !(symbol.declarations ?? []).some((one) =>
+    ts.getJSDocTags(one).some(({ tagName }) => tagName.text === "internal"),
+  );
 const named = (type) => (type.isUnion() ? type.types : [type]).flatMap((one) => one.getProperties());
 
 function given(parameter) {
@@ -28,7 +33,7 @@ function given(parameter) {
     one.flags & ts.TypeFlags.Object && /Options$|^Wanted$|^NewMessage$|^__type$/.test(one.symbol?.name ?? "");
   return options
     ? named(one)
-        .filter(isOurs)
+        .filter((member) => isOurs(member) && isPublic(member))
         .map(({ name }) => name)
     : [parameter.name];
 }
@@ -37,7 +42,7 @@ function members(symbol) {
   const type = checker.getDeclaredTypeOfSymbol(symbol);
   const found = {};
   for (const member of named(type)) {
-    if (!isOurs(member) || /^(#|__)/.test(member.name)) continue;
+    if (!isOurs(member) || !isPublic(member) || /^(#|__)/.test(member.name)) continue;
     const calls = checker.getTypeOfSymbol(member).getCallSignatures();
     const isCall = member.flags & ts.SymbolFlags.Method;
     found[member.name] = isCall ? calls.flatMap((one) => one.parameters.flatMap(given)) : null;
