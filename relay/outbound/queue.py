@@ -3,6 +3,9 @@
 Promises
 - Claimed once: a claim commits before any SMTP, and until its lease runs out nobody else gets the
   row.  Every claim raises the row's fence (its column `token`).
+- Claimed on time: a lease that has run out is somebody else's only if the database has been heard
+  of since, by whoever asked.  What is sent to one that stands still is carried out when it goes on,
+  also where nobody waits for it any more, and finds leases whose workers are alive (`spare`).
 - Finished once: `finalise` matches id **and fence alone**.  A worker that lost its lease, and a
   finalise that is repeated because its answer was lost, change nothing and are told so.
 - The only window for a second copy is between the final dot and the commit of `finalise`.  It
@@ -101,6 +104,8 @@ class Queue:
         self.max_losses = max_losses
         self.direct = direct
         self._claims = 0
+        self._heard: datetime | None = None
+        """The database's clock, when it was last heard of."""
         self._orphaned: dict[UUID, float] = {}
         """Claims of which nobody has the messages, and until when they are looked for."""
 
@@ -115,7 +120,8 @@ class Queue:
             LEFT JOIN relay.outbound_survey() s ON true
             """
         )
-        return [DueLane(*row[:5]) for row in rows if row[0] is not None], rows[0][5]
+        self._heard = rows[0][5]
+        return [DueLane(*row[:5]) for row in rows if row[0] is not None], self._heard
 
     async def warm_up(self) -> None:
         """Have a connection plan what claims and finalises, by doing either with nothing.
@@ -130,7 +136,8 @@ class Queue:
     async def claim(self, asks: Sequence[Ask]) -> Batch:
         """Lease what `asks` name, committed, and return all that delivering it needs.
 
-        Nothing is claimed while the queue is paused.  Suppressed and expired messages are
+        Nothing is claimed while the queue is paused; of leases that have run out, what had by the
+        time of the last survey.  Suppressed and expired messages are
         cancelled here; a letter whose account is suspended is given back.
         """
         leased_until = trio.current_time() + self.lease_timeout
@@ -189,7 +196,7 @@ class Queue:
         lanes, priorities, floors, limits, _, _ = map(list, zip(*asks, strict=True))
         return (
             *(claim, self.lease_timeout, lanes, priorities, floors, limits),
-            *(self.max_attempts, self.max_losses, _INLINE, self.direct),
+            *(self.max_attempts, self.max_losses, _INLINE, self.direct, self._heard),
         )
 
     async def expire(self) -> int:
@@ -374,6 +381,7 @@ class Queue:
         queued, or held when it has been lost too often; one lost after `begin_data` is held.
         A claim does the same for what it meets, so this is for lanes that nobody claims from.
         """
+        heard = await self._pool.fetch_value("SELECT clock_timestamp()")
         rows = await self._pool.fetch(
             """
             WITH stuck AS MATERIALIZED (
@@ -384,8 +392,8 @@ class Queue:
                                AND NOT relay.outbound_is_direct(d.id, %(direct)s)) AS quarantined
                 FROM relay.outbound_due d
                 WHERE (d.node IS NOT NULL
-                       AND d.run_at < now() - make_interval(secs => %(grace)s))
-                   OR d.held_until < now()
+                       AND d.run_at < %(heard)s - make_interval(secs => %(grace)s))
+                   OR d.held_until < %(heard)s
                 FOR NO KEY UPDATE SKIP LOCKED
             ), freed AS (
                 UPDATE relay.outbound_due d
@@ -410,6 +418,7 @@ class Queue:
                 "max_losses": self.max_losses,
                 "max_attempts": self.max_attempts,
                 "grace": grace,
+                "heard": heard,
                 "direct": self.direct,
             },
         )
@@ -450,7 +459,7 @@ _claimed: Callable[[tuple[Any, ...]], Claimed] = partial(tuple.__new__, Claimed)
 _CLAIM = """
     SELECT *
     FROM relay.outbound_claim(%b, %s, %b::bigint[], %b::smallint[], %b::timestamptz[],
-                              %b::integer[], %s, %s, %s, %s)
+                              %b::integer[], %s, %s, %s, %s, %b::timestamptz)
     """
 _RECORD = """
     SELECT id

@@ -14,7 +14,7 @@ from relay.outbound.admin import QueueAdmin
 from relay.outbound.enqueue import enqueue
 from relay.outbound.lanes import Ask, lane_of
 from relay.outbound.message import Address, Attachment, Message
-from relay.outbound.queue import SPARED_FOR
+from relay.outbound.queue import SPARED_FOR, Queue
 from relay.outbound.settled import Settled
 from relay.outbound.states import Cause, State
 from tests.eventually import eventually
@@ -393,6 +393,44 @@ async def test_who_lost_its_leases_in_an_outage_tells_first_what_became_of_them(
     assert await other.queue.spare() == 0, "what has time left keeps its end"
     await lose(any_pool, two.id)
     assert [message.id for message in await other.claim()] == [two.id]
+
+
+async def test_what_comes_late_takes_no_lease_that_ran_out_on_its_way(any_pool: Pool):
+    """A claim that a database which stood still carries out at last takes what is due and nobody
+    has leased; a lease only once the database was heard of since its end.  So does the reaper."""
+    node, other = Node(any_pool), Node(any_pool)
+    (leased,) = await put(any_pool, "a@x.example")
+    (taken,) = await node.claim()
+    (due,) = await put(any_pool, "b@x.example")
+    ask = Ask(taken.lane, 1, datetime(2026, 1, 1, tzinfo=UTC), 100, taken.domain, taken.owner)
+    await other.queue.survey()
+    await lose(any_pool, leased.id, seconds=0.0)
+    late = await other.queue.claim([ask])
+    assert ([message.id for message in late.messages], late.lost) == ([due.id], [])
+    assert await node.queue.renew([(taken.id, taken.fence)]) == {leased.id}
+    await lose(any_pool, leased.id, seconds=0.0)
+    await other.queue.survey()
+    assert (await other.queue.claim([ask])).lost == [leased.id]
+
+
+class Slow(Pool):
+    """Every lease runs out before a statement of many rows arrives: the database stood still."""
+
+    async def fetch(self, *args: Any, **kwargs: Any) -> list[tuple[Any, ...]]:
+        await self.execute("UPDATE relay.outbound_due SET run_at = clock_timestamp()")
+        return await super().fetch(*args, **kwargs)
+
+
+async def test_a_late_reaper_reaps_no_lease_that_ran_out_on_its_way(any_pool: Pool):
+    """It hears of the database first, and a lease that runs out after that is not lost for it."""
+    ids = {each.id for each in await put(any_pool, "a@x.example", "b@x.example")}
+    await Node(any_pool).claim()
+    slow = Slow(any_pool.dsn, size=1)
+    try:
+        assert (await Queue(slow, uuid4()).reap(grace=0.0)).lost == []
+    finally:
+        await slow.close()
+    assert set((await Queue(any_pool, uuid4()).reap(grace=0.0)).lost) == ids
 
 
 async def test_a_worker_lost_after_data_leaves_a_message_held_that_asked_for_it(any_pool: Pool):
