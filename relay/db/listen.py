@@ -136,7 +136,7 @@ class Hub:
         """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel.
 
         Who waits for KEY hears of KEY:PART, too; who waits for =OWNER hears all keys that come with
-        it, or without any such.
+        it, or without any such.  Of owners nobody is told.
         """
         wanted = None if keys is None else set(keys)
         if wanted is None or EVERYONE in wanted:
@@ -146,9 +146,10 @@ class Hub:
             for waiting in self._of_owners.get(channel, {}).values():
                 _wake(waiting, None)
             return
+        named = {key for key in wanted if key.startswith(_OWNER)}
+        wanted -= named
         _wake(self._waiting.get((channel, None), ()), wanted)
         if of_owners := self._of_owners.get(channel):
-            named = [key for key in wanted if key.startswith(_OWNER)]
             for owner in named or of_owners:  # none is named by a relay of before
                 _wake(of_owners.get(owner, ()), wanted)
         for key in wanted:

@@ -128,7 +128,7 @@ class Watch:
 
 
 def key_of(reach: Reach) -> str | None:
-    """Return what `SUMMARIES` names it by."""
+    """Return what `SUMMARIES` and `CHANGES` name it by."""
     if reach.mailbox_id is not None:
         return str(reach.mailbox_id)
     return None if reach.owner_id is None else of_owner(reach.owner_id)
@@ -143,14 +143,11 @@ def watching(
     edits: bool = False,
 ) -> Iterator[Watch]:
     """Hear of new summaries within reach, of changes to a mailbox that is all of it, and when the
-    caller's page session may be over; with `edits` of changed messages, too, of others' as well
-    where it is more than a mailbox.  That the relay is stopping everybody hears who listens to the
-    hub (`actors/control.py`)."""
+    caller's page session may be over; with `edits` of changed messages, too.  That the relay is
+    stopping everybody hears who listens to the hub (`actors/control.py`)."""
     one, bell = reach.mailbox_id, Bell()
     with (
-        hub.subscribe(CHANGES, None if one is None else str(one))
-        if edits
-        else nullcontext() as changed,
+        hub.subscribe(CHANGES, key_of(reach)) if edits else nullcontext() as changed,
         admission.watched(bell),
         hub.subscribe(SUMMARIES, key_of(reach), bell=bell) as mail,
         nullcontext() if one is None else hub.subscribe(MAILBOXES, str(one), bell=bell),

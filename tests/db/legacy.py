@@ -658,6 +658,27 @@ HERITAGE = (
         """,
         (1, 0),
     ),
+    # A relay of before claims by the function that it knows.
+    Heritage(
+        49,
+        "SELECT",
+        """
+        SELECT count(*)
+        FROM relay.outbound_claim(gen_random_uuid(), 60, ARRAY[1]::bigint[], ARRAY[1]::smallint[],
+                                  ARRAY['2026-01-01'::timestamptz], ARRAY[0], 10, 3, 1, false)
+        """,
+        (0,),
+    ),
+    Heritage(
+        50,
+        "UPDATE relay.messages SET is_read = is_read",
+        """
+        SELECT array_agg(tgname::text ORDER BY tgname)
+        FROM pg_trigger
+        WHERE tgfoid = 'relay.messages_changed'::regproc
+        """,
+        (["messages_changed_delete", "messages_changed_update", "summaries_changed"],),
+    ),
 )
 
 

@@ -60,7 +60,13 @@ async def test_others_mail_wakes_nobody_who_waits_for_their_own(
     hub, admission = Hub(), SimpleNamespace(watched=lambda _: nullcontext())
     their: Any = admission
     own, one, all_of_it = Reach(owner_id=mine), Reach(mailbox_id=mailbox), Reach()
+    message = f"{another}:{new_id()}"
     for reach, channel, keys, wakes in (
+        (own, CHANGES, {message, of_owner(others)}, False),
+        (own, CHANGES, {message, of_owner(mine), of_owner(others)}, edits),
+        (own, CHANGES, {message}, edits),
+        (one, CHANGES, {message, of_owner(mine)}, False),
+        (all_of_it, CHANGES, {message, of_owner(others)}, edits),
         (own, SUMMARIES, {str(another), of_owner(others)}, False),
         (own, SUMMARIES, {str(mailbox), of_owner(mine), of_owner(others)}, True),
         (own, SUMMARIES, {str(another)}, True),  # of a relay that names no owners
@@ -73,3 +79,4 @@ async def test_others_mail_wakes_nobody_who_waits_for_their_own(
         with watching(hub, reach, their, edits=edits) as watch:
             hub.publish(channel, keys)
             assert await watch.wait(1) is wakes
+            assert (watch.taken() or set()) <= {message}, "of owners nobody is told"

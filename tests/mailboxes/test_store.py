@@ -7,6 +7,7 @@ import pytest
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import hash_token
+from relay.db.channels import of_owner
 from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.mailboxes.records import Created
@@ -340,8 +341,8 @@ async def test_announces_what_is_changed_of_messages(pool, store):
         channels=("relay_changes",),
     )
     keys = [f"{mailbox}:{one}" for one in ids]
-    assert [payload for _, payload in heard[:-1]] == keys[:3]
-    assert sorted(heard[-1][1].split(",")) == keys[:2]
+    assert [payload for _, payload in heard[:-1]] == [f"{key},=" for key in keys[:3]]
+    assert sorted(heard[-1][1].split(",")) == sorted(["=", *keys[:2]])
 
 
 async def test_announces_of_many_changed_messages_only_where_they_are(pool, store):
@@ -350,7 +351,23 @@ async def test_announces_of_many_changed_messages_only_where_they_are(pool, stor
     for n in range(101):
         await deliver(pool, mailbox, str(n))
     heard = await _heard(pool, "DELETE FROM relay.messages", channels=("relay_changes",))
-    assert heard == [("relay_changes", str(mailbox))]
+    assert heard == [("relay_changes", f"{mailbox},=")]
+
+
+@pytest.mark.parametrize(("owners", "named"), [(15, 15), (100, 0)])
+async def test_announces_whose_the_changed_messages_are_where_there_is_room(
+    pool, store, owners, named
+):
+    """A hundred messages leave room for a few owners; of more none is named, and all look."""
+    ids = [uuid4() for _ in range(owners)]
+    boxes = [(await store.create(owner_id=one)).mailbox.id for one in ids]
+    for n in range(100):
+        await deliver(pool, boxes[n % owners], str(n))
+    ((_, payload),) = await _heard(pool, "DELETE FROM relay.messages", channels=("relay_changes",))
+    keys = payload.split(",")
+    assert {key for key in keys if key.startswith("=")} == {of_owner(one) for one in ids[:named]}
+    assert len(keys) == 100 + named
+    assert len(payload) < 8000
 
 
 async def test_announces_messages_once_a_statement(pool, store):
