@@ -29,7 +29,7 @@ from relay.futures import Future
 from relay.ids import new_id
 from relay.mailboxes.accept import Lookups, NobodyThere, full_among, live_among
 from relay.mailboxes.capture import Capture, said_of
-from relay.outbound.returned import Waiting, keep, waiting
+from relay.outbound.bounces.returned import Waiting, keep, waiting
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import READ
 from relay.smtp.server import Server

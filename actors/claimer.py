@@ -48,18 +48,18 @@ from relay.jitter import jittered
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outage import Outage
-from relay.outbound.announcer import Announcer
-from relay.outbound.claimed import Batch, Claimed
-from relay.outbound.enqueue import FLUSH, HIGH
-from relay.outbound.gates import Gates
-from relay.outbound.lanes import Held, LaneBook, any_high
-from relay.outbound.meter import Meter
-from relay.outbound.queue import Queue
-from relay.outbound.senders import DIRECT, LOOP
-from relay.outbound.settled import Settled
+from relay.outbound.pacing.gates import Gates
+from relay.outbound.pacing.meter import Meter
+from relay.outbound.pacing.shared_rates import SharedRates, domain_key, route_key
+from relay.outbound.queue.announcer import Announcer
+from relay.outbound.queue.claimed import Batch, Claimed
+from relay.outbound.queue.enqueue import FLUSH, HIGH
+from relay.outbound.queue.lanes import Held, LaneBook, any_high
+from relay.outbound.queue.settled import Settled
+from relay.outbound.queue.states import Cause
+from relay.outbound.queue.store import Queue
+from relay.outbound.routing.senders import DIRECT, LOOP
 from relay.outbound.shaping.traffic import Traffic
-from relay.outbound.shared_rates import SharedRates, domain_key, route_key
-from relay.outbound.states import Cause
 from supervisor import Context, Drained, Mailbox
 
 log = get_logger()

@@ -36,8 +36,8 @@ from relay.lifecycle.pacing import Pacing
 from relay.lifecycle.token_mailer import MailedBatch, TokenMailer
 from relay.log import get_logger
 from relay.metrics import registry
-from relay.outbound.enqueue import HIGH, announce
-from relay.outbound.lanes import DueLane, any_high
+from relay.outbound.queue.enqueue import HIGH, announce
+from relay.outbound.queue.lanes import DueLane, any_high
 from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained
 

@@ -28,9 +28,9 @@ from relay.http.deps import MakeDeps, Serving
 from relay.http.queue_gauges import QueueGauges
 from relay.http.serve import MAX_CONNECTIONS, gate_of, serve
 from relay.mailboxes.parser import Parser
-from relay.outbound.announcer import Announcer
-from relay.outbound.enqueue import announce
-from relay.outbound.lanes import any_high
+from relay.outbound.queue.announcer import Announcer
+from relay.outbound.queue.enqueue import announce
+from relay.outbound.queue.lanes import any_high
 from supervisor import Context
 
 GRACEFUL_TIMEOUT = 5.0

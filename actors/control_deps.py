@@ -48,18 +48,18 @@ from relay.mailboxes.store import Store
 from relay.mailboxes.summaries import unparsed
 from relay.mailboxes.verdicts import Judge
 from relay.net import gethostname
+from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.gates import Gates
-from relay.outbound.held_back import Standing
-from relay.outbound.notified import Notified
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.senders import LOOP, Senders
-from relay.outbound.sending import Enqueuer, WakeOutbound
+from relay.outbound.bounces.notified import Notified
+from relay.outbound.pacing.gates import Gates
+from relay.outbound.pacing.held_back import Standing
+from relay.outbound.routing.senders import LOOP, Senders
 from relay.outbound.shaping.traffic import Traffic
-from relay.outbound.signer import Signer
-from relay.outbound.suppressions import Suppressions
-from relay.outbound.unsubscribing import Unsubscribing
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.signer import Signer
+from relay.outbound.submission.sending import Enqueuer, WakeOutbound
+from relay.outbound.suppression.suppressions import Suppressions
+from relay.outbound.suppression.unsubscribing import Unsubscribing
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
 from relay.settings import Settings, explain

@@ -22,8 +22,8 @@ from aiosmtpd.smtp import Envelope, Session
 
 from relay.accepted import Accepted, Origin
 from relay.futures import Future
-from relay.outbound.claimed import Batch
-from relay.outbound.lanes import DueLane
+from relay.outbound.queue.claimed import Batch
+from relay.outbound.queue.lanes import DueLane
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ Promises
 - Several notifiers share the work, and none waits for another to tell; one at a time looks for what
   waits for long, some thousand messages in a statement.
 - While the disk is nearly full notices stay where they are: a report is new data.
-- `relay.outbound.notices` says what is told to whom, once; nothing is lost when this dies.
+- `relay.outbound.reporting.notices` says what is told to whom, once; nothing is lost when this
+  dies.
 
 Fails: never on an outage of the database (back-off, one warning).
 """
@@ -26,9 +27,9 @@ from relay.db.pool import Pool
 from relay.errors import TemporaryFailure
 from relay.log import get_logger
 from relay.outage import Outage
-from relay.outbound.enqueue import announce
-from relay.outbound.notices import Notices
-from relay.outbound.sending import WakeOutbound
+from relay.outbound.queue.enqueue import announce
+from relay.outbound.reporting.notices import Notices
+from relay.outbound.submission.sending import WakeOutbound
 from relay.storage import AMPLE, REFUSED, Space
 from supervisor import Context, Drained
 

@@ -48,8 +48,8 @@ from relay.log import get_logger
 from relay.mailboxes import reclaim
 from relay.metrics import registry
 from relay.outage import Outage
-from relay.outbound.queue import Queue
-from relay.outbound.returned import forget_reports
+from relay.outbound.bounces.returned import forget_reports
+from relay.outbound.queue.store import Queue
 from supervisor import Context, Drained
 
 log = get_logger()

@@ -6,7 +6,8 @@ Promises
 - It is read in a child process that can be killed (`relay.mailboxes.parser`): of the mail itself
   this process reads nothing.  What no child can read within its limits is dropped after
   `_ATTEMPTS`, with a line in the log.
-- What follows is `relay.returns.law`; what is done about it `relay.outbound.returned`, once.
+- What follows is `relay.returns.law`; what is done about it `relay.outbound.bounces.returned`,
+  once.
 - A complaint at the address for complaints counts for the message whose return path it names, if
   that is one of ours.
 
@@ -28,7 +29,7 @@ from relay.load import cpu_seconds
 from relay.log import get_logger
 from relay.mailboxes.parser import Parser
 from relay.outage import Outage
-from relay.outbound.returned import RETURNS, About, Came, Returned, tell
+from relay.outbound.bounces.returned import RETURNS, About, Came, Returned, tell
 from relay.returns.law import Finding, finding
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import COMPLAINT, Report

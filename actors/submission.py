@@ -21,13 +21,13 @@ from relay.access.password_checks import PasswordChecks
 from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.mailboxes.names import Names
-from relay.outbound.announcer import Announcer
-from relay.outbound.enqueue import announce
-from relay.outbound.lanes import any_high
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.sending import Enqueuer, Sending, WakeOutbound
-from relay.outbound.submission import Submission
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.active_queue.right_of_way import RightOfWay
+from relay.outbound.queue.announcer import Announcer
+from relay.outbound.queue.enqueue import announce
+from relay.outbound.queue.lanes import any_high
+from relay.outbound.submission.port import Submission
+from relay.outbound.submission.sending import Enqueuer, Sending, WakeOutbound
+from relay.outbound.suppression.suppressions import Suppressions
 from relay.ports.certificate import Certificate
 from relay.ports.proxy import Network
 from relay.smtp.limits import SmtpLimits

@@ -1,7 +1,7 @@
 """The TLS reporter: writes down how TLS ended with others' servers, and tells their domains of it.
 
-This module decides when that is done and which node leads; `relay/outbound/tls_reports.py` counts,
-stores and tells.
+This module decides when that is done and which node leads;
+`relay/outbound/reporting/tls_reports.py` counts, stores and tells.
 
 Promises
 - Counts of this node are added once a minute; in a drain those since then, after the last delivery
@@ -29,8 +29,8 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.outage import Outage
-from relay.outbound.sending import WakeOutbound
-from relay.outbound.tls_reports import TlsReports
+from relay.outbound.reporting.tls_reports import TlsReports
+from relay.outbound.submission.sending import WakeOutbound
 from supervisor import Context, Drained
 
 log = get_logger()

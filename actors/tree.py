@@ -152,31 +152,31 @@ from relay.load import Senders
 from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
 from relay.net import own_address
-from relay.outbound.dispatch import most_aside
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.enqueue import HIGH, announce
-from relay.outbound.gates import Gates
-from relay.outbound.lanes import DueLane
-from relay.outbound.message import Address, MalformedMessage, parse_address
+from relay.outbound.active_queue.dispatch import most_aside
+from relay.outbound.active_queue.right_of_way import RightOfWay
+from relay.outbound.bounces.notified import Notified
+from relay.outbound.bounces.returned import Returned
+from relay.outbound.composing.message import Address, MalformedMessage, parse_address
+from relay.outbound.delivery.workers import ReportField
 from relay.outbound.mx.dane import DaneFirst, DanePolicies
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
 from relay.outbound.mx.sts_store import StsStore
 from relay.outbound.mx.tls_results import TlsResults
-from relay.outbound.notices import Notices
-from relay.outbound.notified import Notified
-from relay.outbound.queue import Queue
-from relay.outbound.returned import Returned
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.senders import DIRECT, Upstream, parse_upstream
-from relay.outbound.sending import WakeOutbound
+from relay.outbound.pacing.gates import Gates
+from relay.outbound.pacing.shared_rates import LeaseBudget, SharedRates
+from relay.outbound.queue.enqueue import HIGH, announce
+from relay.outbound.queue.lanes import DueLane
+from relay.outbound.queue.store import Queue
+from relay.outbound.reporting.notices import Notices
+from relay.outbound.reporting.tls_reports import TlsReports
+from relay.outbound.routing.senders import DIRECT, Upstream, parse_upstream
+from relay.outbound.routing.sources import parse as parse_sources
 from relay.outbound.shaping.traffic import Traffic
-from relay.outbound.shared_rates import LeaseBudget, SharedRates
-from relay.outbound.signer import Signer
-from relay.outbound.sources import parse as parse_sources
-from relay.outbound.suppressions import Suppressions
-from relay.outbound.tls_reports import TlsReports
-from relay.outbound.unsubscribing import Unsubscribing
-from relay.outbound.workers import ReportField
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.signer import Signer
+from relay.outbound.submission.sending import WakeOutbound
+from relay.outbound.suppression.suppressions import Suppressions
+from relay.outbound.suppression.unsubscribing import Unsubscribing
 from relay.pop3.limits import Pop3Limits
 from relay.ports.peers import shares
 from relay.ports.proxy import networks

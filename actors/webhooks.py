@@ -39,7 +39,7 @@ from relay.keyring import Keyring
 from relay.log import get_logger
 from relay.metrics import registry
 from relay.outage import Outage
-from relay.outbound.backoff import retry_delay
+from relay.outbound.pacing.backoff import retry_delay
 from relay.webhooks.post import NotPosted, Poster, Refused
 from relay.webhooks.signing import signed_headers
 from relay.webhooks.store import Event, Webhooks

@@ -1,8 +1,8 @@
 """Addresses of mail: what they are made of, domains as A-labels, and a mailbox's one spelling.
 
 `ATEXT` and `DOMAIN` are what every pattern of an address is made of: the words of SMTP
-(`relay.smtp`), what callers write (`relay.outbound.message`), and a mailbox's spelling, which
-whoever creates one and whoever delivers share.
+(`relay.smtp`), what callers write (`relay.outbound.composing.message`), and a mailbox's spelling,
+which whoever creates one and whoever delivers share.
 
 Two spellings of an address are kept, and a third is made where it is looked for:
 

@@ -26,7 +26,7 @@ import trio
 
 from relay.db.pool import Pool
 from relay.metrics import registry
-from relay.outbound.states import IS_QUEUED
+from relay.outbound.queue.states import IS_QUEUED
 from relay.times import rfc3339
 
 KEPT = 25

@@ -33,7 +33,7 @@ def selectors(lines: Sequence[bytes]) -> tuple[str, ...] | None:
     from relay.checks.fields import split
     from relay.checks.signatures import prepare
     from relay.dns.questions import found as answer
-    from relay.outbound.dkim import ALGORITHMS, record
+    from relay.outbound.signing.dkim import ALGORITHMS, record
 
     fields, body = split(b"\r\n".join(line.removeprefix(b".") for line in lines) + b"\r\n")
     author = next(field.value for field in fields if field.name == b"from")

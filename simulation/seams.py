@@ -112,8 +112,8 @@ def sweep_rarely(world: World, seconds: float) -> None:
             function.__kwdefaults__[argument] *= times
     from actors import postgres, sender
     from relay.history import History
-    from relay.outbound import signer
     from relay.outbound.shaping import keeper
+    from relay.outbound.signing import signer
 
     postgres.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
     postgres.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
@@ -247,8 +247,8 @@ def _others(seams: Seams) -> None:
     )
     Connection.abandon = abandoning(seams.there, Connection.abandon)  # type: ignore[method-assign]
 
-    from relay.outbound import dkim_keys
-    from relay.outbound.signing_processes import SigningProcesses
+    from relay.outbound.signing import dkim_keys
+    from relay.outbound.signing.processes import SigningProcesses
     from simulation.keys import private_key
 
     dkim_keys.generate = private_key  # type: ignore[attr-defined]

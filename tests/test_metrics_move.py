@@ -34,7 +34,7 @@ ELSEWHERE = {
     "relay_connections_turned_away": "more peers than places: tests/faults/test_crowds.py",
     "relay_devices_store_waiting": "calls that wait for milliseconds: tests/actors/test_devices.py",
     "relay_outbound_policy_unmet": "domains with a policy: tests/outbound/mx/test_sts.py",
-    "relay_tls_reports": "days that are over: tests/outbound/test_tls_reports.py",
+    "relay_tls_reports": "days that are over: tests/outbound/reporting/test_tls_reports.py",
     "relay_outbound_dane": "a DNS that validates: tests/outbound/mx/test_dane.py",
     "relay_outbound_dane_lookups": "domains that are signed: tests/outbound/mx/test_dane.py",
     "relay_outbound_sts_fetches": "domains with a policy: tests/outbound/mx/test_sts.py",

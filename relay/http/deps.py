@@ -47,14 +47,14 @@ from relay.mailboxes.records import Arrived
 from relay.mailboxes.s3 import Buckets
 from relay.mailboxes.store import Store
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.held_back import Standing
-from relay.outbound.notified import Notified
-from relay.outbound.senders import LOOP, Senders
-from relay.outbound.sending import Enqueue, WakeOutbound
-from relay.outbound.signer import Signer
-from relay.outbound.suppressions import Suppressions
-from relay.outbound.unsubscribing import Unsubscribing
+from relay.outbound.bounces.notified import Notified
+from relay.outbound.pacing.held_back import Standing
+from relay.outbound.routing.senders import LOOP, Senders
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.signer import Signer
+from relay.outbound.submission.sending import Enqueue, WakeOutbound
+from relay.outbound.suppression.suppressions import Suppressions
+from relay.outbound.suppression.unsubscribing import Unsubscribing
 from relay.ports.proxy import Network
 from relay.settings import Explained
 from relay.smtp.chaos import Chaos

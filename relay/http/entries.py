@@ -30,7 +30,7 @@ from relay.http.operations import (
 from relay.http.paging import NEXT, PageQuery, next_link
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.outbound.message import MalformedMessage
+from relay.outbound.composing.message import MalformedMessage
 
 T = TypeVar("T")
 

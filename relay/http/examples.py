@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relay.errors import Bug
-from relay.outbound.held_back import SAYS, Why
+from relay.outbound.pacing.held_back import SAYS, Why
 
 BASE = "http://127.0.0.1:8025"
 """Stands for the URL of the relay; whoever shows an example puts the real one in its place."""

@@ -21,7 +21,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
 from relay.metrics import Collector, registry
-from relay.outbound.states import IS_QUEUED
+from relay.outbound.queue.states import IS_QUEUED
 
 log = get_logger()
 

@@ -26,7 +26,7 @@ from psycopg import sql
 from relay.db.pool import Pool
 from relay.errors import Bug, PermanentFailure, TemporaryFailure
 from relay.lifecycle.tokens import Action
-from relay.outbound.message import MalformedMessage, bare_address, check_text
+from relay.outbound.composing.message import MalformedMessage, bare_address, check_text
 
 MAX_LOGIN = 254
 """Characters of a login."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from relay.db.connection import Connection
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget, Saved, advance, allowance, spend, wait
-from relay.outbound.shared_rates import SLICE, Grant
+from relay.outbound.pacing.shared_rates import SLICE, Grant
 
 
 async def lock(connection: Connection, budget: Budget) -> Saved:

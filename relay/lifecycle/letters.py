@@ -32,7 +32,13 @@ import jinja2
 
 from relay.errors import ConfigError, PermanentFailure
 from relay.lifecycle.tokens import TOKEN_LENGTH, Action
-from relay.outbound.message import Address, MalformedMessage, Message, check_text, parse_address
+from relay.outbound.composing.message import (
+    Address,
+    MalformedMessage,
+    Message,
+    check_text,
+    parse_address,
+)
 from relay.settings import Settings
 
 BUILT_IN = Path(__file__).with_name("templates")

@@ -29,9 +29,9 @@ from relay.lifecycle.budget import Budget
 from relay.lifecycle.letters import Letters, Unwritable
 from relay.lifecycle.taking import taking
 from relay.lifecycle.tokens import Action, Signer
-from relay.outbound.enqueue import Suppressed, enqueue
-from relay.outbound.lanes import DueLane
-from relay.outbound.message import Message
+from relay.outbound.composing.message import Message
+from relay.outbound.queue.enqueue import Suppressed, enqueue
+from relay.outbound.queue.lanes import DueLane
 
 _TIMEOUT = 20.0  # s for a statement; a stopped backend defeats the server's own limits
 _CHUNK = 100  # letters that are written without letting others run: about 7 ms

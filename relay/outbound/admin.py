@@ -41,13 +41,13 @@ import trio
 
 from relay.db.pool import Pool
 from relay.errors import Bug
-from relay.outbound.claimed import Claimed
-from relay.outbound.enqueue import FLUSH, announce
-from relay.outbound.lanes import PRIORITIES
-from relay.outbound.render import written
+from relay.outbound.delivery.render import written
+from relay.outbound.queue.claimed import Claimed
+from relay.outbound.queue.enqueue import FLUSH, announce
+from relay.outbound.queue.lanes import PRIORITIES
+from relay.outbound.queue.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
 from relay.outbound.shaping.store import ShapingStore
-from relay.outbound.states import FINISHED, IS_QUEUED, Cause, Forbidden, State, next_state
-from relay.outbound.unsubscribing import Unsubscribing
+from relay.outbound.suppression.unsubscribing import Unsubscribing
 from relay.smtp.client import Mail
 from relay.times import rfc3339
 

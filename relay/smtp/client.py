@@ -237,8 +237,8 @@ class Mail:
         """A mail to one recipient, of which all is known that `__init__` looks for.
 
         Both addresses match `PLAIN` and have at most `MAX_BYTES`; `data` is ASCII, and all
-        its line ends, the last line's included, are CRLF.  `tests/outbound/test_render.py` holds
-        it to `Mail`; `python -m tests.bench outbound` is where it pays.
+        its line ends, the last line's included, are CRLF.  `tests/outbound/delivery/test_render.py`
+        holds it to `Mail`; `python -m tests.bench outbound` is where it pays.
         """
         self = cls.__new__(cls)
         self.sender = sender

@@ -13,7 +13,7 @@ from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.ids import new_id
-from relay.outbound.returned import ROWS
+from relay.outbound.bounces.returned import ROWS
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import READ
 from supervisor import ChildSpec, Context, Mailbox, Restart, Supervisor, SupervisorSpec

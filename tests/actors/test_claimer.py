@@ -20,13 +20,13 @@ from relay.db.connection import connect
 from relay.db.listen import Notification, notifications
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from relay.outbound.claimed import Claimed
-from relay.outbound.enqueue import announce, enqueue
-from relay.outbound.gates import GateKey, Gates
-from relay.outbound.lanes import DueLane, lane_of
-from relay.outbound.message import Address, Message
-from relay.outbound.queue import Queue
-from relay.outbound.shared_rates import SharedRates
+from relay.outbound.composing.message import Address, Message
+from relay.outbound.pacing.gates import GateKey, Gates
+from relay.outbound.pacing.shared_rates import SharedRates
+from relay.outbound.queue.claimed import Claimed
+from relay.outbound.queue.enqueue import announce, enqueue
+from relay.outbound.queue.lanes import DueLane, lane_of
+from relay.outbound.queue.store import Queue
 from supervisor import ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest, becomes, kept, logged
 from tests.db.cluster import Cluster, binaries

@@ -16,8 +16,8 @@ from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.lifecycle.batching import Fixed
 from relay.lifecycle.budget import Budget
-from relay.outbound.lanes import DueLane
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.queue.lanes import DueLane
+from relay.outbound.suppression.suppressions import Suppressions
 from tests.actors.running import a_turn, at_rest, becomes
 from tests.lifecycle.checker import accepts
 from tests.lifecycle.collecting import KEY, collecting, mailed

@@ -15,13 +15,13 @@ from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
-from relay.outbound.notices import Notices, Told
-from relay.outbound.states import Cause
+from relay.outbound.queue.states import Cause
+from relay.outbound.reporting.notices import Notices, Told
 from relay.storage import Space
 from tests.actors.running import becomes, running
 from tests.eventually import eventually
 from tests.outbound.node import Node
-from tests.outbound.test_notices import FROM_THE_START, age, submit
+from tests.outbound.reporting.test_notices import FROM_THE_START, age, submit
 
 REPORTS = "SELECT count(*) FROM relay.outbound_contents WHERE route_as IS NOT NULL"
 FOR_EVER = 3600.0

@@ -16,8 +16,8 @@ from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.lifecycle.budget import Budget
 from relay.lifecycle.budget_store import lease
-from relay.outbound.senders import Senders
-from relay.outbound.shared_rates import SharedRates
+from relay.outbound.pacing.shared_rates import SharedRates
+from relay.outbound.routing.senders import Senders
 from tests.eventually import eventually
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound

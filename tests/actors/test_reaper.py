@@ -12,7 +12,7 @@ from relay.db import leases
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.mailboxes.store import Store
-from relay.outbound.queue import Queue
+from relay.outbound.queue.store import Queue
 from tests.actors.running import becomes, logged, make_mailbox, running, undisturbed
 from tests.outbound.node import Node, lose, put, status
 

@@ -7,7 +7,7 @@ import trio
 from actors import returns
 from relay.db.pool import Pool
 from relay.ids import new_id
-from relay.outbound.returned import Returned, keep
+from relay.outbound.bounces.returned import Returned, keep
 from relay.returns.paths import ReturnPaths
 from tests.actors.running import becomes, running
 from tests.outbound.node import Node, put

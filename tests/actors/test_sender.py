@@ -11,13 +11,13 @@ import trio
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
+from relay.outbound.active_queue.dispatch import Dispatch
+from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.dispatch import Dispatch
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Attachment, Message
-from relay.outbound.queue import Queue
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.routes import IDLE
+from relay.outbound.composing.message import Address, Attachment, Message
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.queue.store import Queue
+from relay.outbound.routing.routes import IDLE
 from tests.actors.running import make_mailbox, state
 from tests.eventually import eventually
 from tests.outbound.node import put
@@ -653,7 +653,7 @@ async def test_the_line_of_a_large_message_is_kept_while_it_is_fetched(pool, vir
 
 async def test_composing_a_large_message_holds_up_nobody(pool, monkeypatch):
     """It happens in a thread, few at once; the loop and other mail go on meanwhile."""
-    from relay.outbound import render
+    from relay.outbound.delivery import render
 
     release = threading.Event()
     most = busy = 0
@@ -721,7 +721,7 @@ async def test_an_announced_message_survives_the_connection(pool):
 @pytest.mark.parametrize("place", ["composing", "delivering"])
 async def test_what_nobody_foresaw_of_one_message_is_no_fault_of_another(pool, monkeypatch, place):
     """The one before a poisoned message is delivered, and so is the one after it."""
-    from relay.outbound import render
+    from relay.outbound.delivery import render
     from relay.smtp.client import SmtpClient
 
     mail_of = render.mail_of

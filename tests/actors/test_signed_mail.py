@@ -19,11 +19,11 @@ from relay.checks.evidence import examine
 from relay.crypto import Vault
 from relay.db.listen import Hub
 from relay.db.pool import Pool
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Attachment, Message
-from relay.outbound.signer import Signer
-from relay.outbound.signing_processes import SigningProcesses, ToSign
+from relay.outbound.composing.message import Address, Attachment, Message
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.processes import SigningProcesses, ToSign
+from relay.outbound.signing.signer import Signer
 from relay.smtp.client import with_crlf
 from supervisor import ChildSpec, Supervisor, SupervisorSpec
 from tests.actors.running import make_mailbox

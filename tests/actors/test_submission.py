@@ -31,10 +31,10 @@ from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.mailboxes.names import Names
+from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.submission import LOOK_EVERY
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.submission.port import LOOK_EVERY
+from relay.outbound.suppression.suppressions import Suppressions
 from relay.ports.certificate import Certificate
 from relay.smtp.limits import SmtpLimits
 from supervisor import Supervisor

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from relay.db.pool import Pool
-from relay.outbound.message import LATEST
+from relay.outbound.composing.message import LATEST
 from relay.ports.certificate import Certificate
 from tests.actors.test_submission import MAIL, TOKEN, Port, serving
 from tests.certificates import write

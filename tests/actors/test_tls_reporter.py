@@ -13,12 +13,12 @@ from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.dns.questions import Answer, Question, found
 from relay.errors import DatabaseUnavailable
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.lanes import DueLane
-from relay.outbound.message import Address
+from relay.outbound.composing.message import Address
 from relay.outbound.mx.policy import NO_POLICY
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
-from relay.outbound.tls_reports import TlsReports
+from relay.outbound.queue.lanes import DueLane
+from relay.outbound.reporting.tls_reports import TlsReports
+from relay.outbound.signing.dkim_keys import DkimKeys
 from tests.actors.running import becomes, logged, running
 
 SENDER = Address("tls-reports@relay.example")

@@ -26,7 +26,7 @@ from relay.db.pool import Pool
 from relay.errors import Invalid
 from relay.keyring import Keyring
 from relay.mailboxes.store import Store
-from relay.outbound.states import Cause
+from relay.outbound.queue.states import Cause
 from relay.webhooks.kinds import KINDS
 from relay.webhooks.post import Poster
 from relay.webhooks.signing import secret_of

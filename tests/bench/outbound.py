@@ -54,7 +54,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.migrate import migrate
-from relay.outbound.dkim import generate
+from relay.outbound.signing.dkim import generate
 from tests.bench import postfix
 from tests.bench.outbound_peers import WAITING
 from tests.bench.proc import cpu_seconds_of_all

@@ -10,7 +10,7 @@ from uuid import UUID
 from playwright.sync_api import Locator, Page, expect
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.outbound.unsubscribing import Link, Unsubscribing
+from relay.outbound.suppression.unsubscribing import Link, Unsubscribing
 from tests.browser.conftest import Visit
 from tests.relay_process import RelayProcess
 

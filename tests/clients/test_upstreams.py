@@ -26,9 +26,9 @@ from cryptography.fernet import Fernet
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Vault
 from relay.db.pool import Pool
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Message
-from relay.outbound.senders import Senders
+from relay.outbound.composing.message import Address, Message
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.routing.senders import Senders
 from relay.smtp.connection import client_tls
 from tests.clients.senders import program, run
 from tests.eventually import eventually

@@ -608,7 +608,7 @@ HERITAGE = (
         (["msg_1"],),
     ),
     # Of what was queued before nobody knows since when it is due; its next claim says it, as the
-    # first does of what is new (tests/outbound/test_queue.py).
+    # first does of what is new (tests/outbound/queue/test_store.py).
     Heritage(
         45,
         """

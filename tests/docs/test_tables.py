@@ -12,7 +12,7 @@ from typing import Any
 
 import supervisor
 from relay.http.problem_types import TYPES
-from relay.outbound.states import Cause
+from relay.outbound.queue.states import Cause
 from tests.docs.pages import DOCS, README, ROOT
 from tests.docs.tables import PAGES, picture, section, tables
 from tests.relay_process import RelayProcess

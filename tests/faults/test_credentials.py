@@ -22,7 +22,7 @@ from cryptography.fernet import Fernet
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.crypto import Vault
 from relay.db.pool import Pool
-from relay.outbound.senders import Senders
+from relay.outbound.routing.senders import Senders
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Phase, Verdict
 from relay.smtp.connection import Connection, Route, TlsMode, client_tls

@@ -34,13 +34,13 @@ from relay.mailboxes.messages import Messages
 from relay.mailboxes.store import Store
 from relay.mailboxes.visibility import Credential
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Message
-from relay.outbound.queue import Queue
-from relay.outbound.senders import Senders
-from relay.outbound.settled import Settled
-from relay.outbound.states import Cause
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.composing.message import Address, Message
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.queue.settled import Settled
+from relay.outbound.queue.states import Cause
+from relay.outbound.queue.store import Queue
+from relay.outbound.routing.senders import Senders
+from relay.outbound.suppression.suppressions import Suppressions
 from relay.webhooks.store import Webhooks
 from tests.actors.running import running
 from tests.db.cluster import Cluster, binaries

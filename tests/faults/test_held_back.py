@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from relay.outbound.held_back import SAYS, Why
+from relay.outbound.pacing.held_back import SAYS, Why
 from tests.cli.command import cli
 from tests.eventually import eventually_sync
 from tests.faults.outbound import ways_out

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from relay.outbound.enqueue import announce
+from relay.outbound.queue.enqueue import announce
 from tests.clients.test_upstreams import free_port
 from tests.dns.server import DnsServer
 from tests.eventually import eventually

@@ -19,8 +19,8 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.metrics import registry
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import announce, enqueue
-from relay.outbound.message import Address, Message
+from relay.outbound.composing.message import Address, Message
+from relay.outbound.queue.enqueue import announce, enqueue
 from tests.actors.running import logged
 from tests.db.cluster import Cluster, binaries
 from tests.eventually import eventually

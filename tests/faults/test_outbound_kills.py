@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from relay.db.pool import Pool
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Message
+from relay.outbound.composing.message import Address, Message
+from relay.outbound.queue.enqueue import enqueue
 from tests.eventually import eventually
 from tests.faults.outbound import (
     LEASE,

@@ -23,7 +23,7 @@ from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.enqueue import announce
+from relay.outbound.queue.enqueue import announce
 from tests.db.cluster import Cluster, binaries
 from tests.faults.outbound import LEASE, relay_process, sent, ways_out
 from tests.outbound.node import put

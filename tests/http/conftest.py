@@ -38,12 +38,12 @@ from relay.log import LogRing
 from relay.mailboxes.capture import Capture
 from relay.mailboxes.store import Store
 from relay.mailboxes.summary import summarise
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.gates import Gates
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.sending import WakeOutbound
+from relay.outbound.active_queue.right_of_way import RightOfWay
+from relay.outbound.pacing.gates import Gates
 from relay.outbound.shaping.traffic import Traffic
-from relay.outbound.signer import Signer
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.signer import Signer
+from relay.outbound.submission.sending import WakeOutbound
 from relay.settings import load
 from relay.smtp.chaos import Chaos
 from relay.smtp.refused import RefusedRecipients

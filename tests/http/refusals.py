@@ -33,11 +33,16 @@ from relay.http import problems, resources
 from relay.http.operations import Form, Query
 from relay.http.problems import invalid
 from relay.http.resources.outbound import VERBS
-from relay.outbound.states import State
+from relay.outbound.queue.states import State
 
 ROOT = Path(relay.__file__).parent
 
-PROGRAMS = {"http/compat", "http/probes/fetch.py", "mailboxes/mails.py", "outbound/submitted.py"}
+PROGRAMS = {
+    "http/compat",
+    "http/probes/fetch.py",
+    "mailboxes/mails.py",
+    "outbound/submission/submitted.py",
+}
 """What only programs are told: clients of Mailpit and MailHog, and of SMTP."""
 MAKERS = {"unauthenticated", "unavailable", "over_quota"}
 """What makes a `Problem` of its first argument."""
@@ -253,7 +258,7 @@ def _of_exceptions(http: Iterable[_Source]) -> Iterator[str]:
         for name, call in source.calls():
             if name == "ValueError":
                 yield from _spelt(call.args[0])
-    for source in _sources("outbound/states.py"):
+    for source in _sources("outbound/queue/states.py"):
         for node in source.nodes:
             if isinstance(node, ast.ClassDef) and node.name in WORDED:  # which words itself
                 for part in ast.walk(node):

@@ -31,12 +31,12 @@ from relay.mailboxes.mails import Mails
 from relay.mailboxes.messages import Messages
 from relay.mailboxes.misaddressed import Misaddressed
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.enqueue import enqueue
-from relay.outbound.senders import Senders
-from relay.outbound.signer import Signer
-from relay.outbound.suppressions import Suppressions
-from relay.outbound.unsubscribing import Unsubscribing
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.routing.senders import Senders
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.signer import Signer
+from relay.outbound.suppression.suppressions import Suppressions
+from relay.outbound.suppression.unsubscribing import Unsubscribing
 from relay.webhooks.store import Webhooks
 from tests.http.conftest import House
 

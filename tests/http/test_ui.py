@@ -34,9 +34,10 @@ from relay.http.probes.links import unasked
 from relay.http.problem_types import TYPES
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
-from relay.outbound import held_back, workers
+from relay.outbound.delivery import workers
 from relay.outbound.mx import connections, dane, exchangers, sites, tlsa
 from relay.outbound.mx import sts as sts_kept
+from relay.outbound.pacing import held_back
 from relay.settings import Settings, explain
 from relay.smtp import client, connection, replies
 from relay.smtp.chaos import Chaos, Rate

@@ -7,7 +7,7 @@ import pytest
 from relay.db.pool import Pool
 from relay.lifecycle.accounts import Accounts, Status, Taken, TooManyMails, WrongStatus
 from relay.lifecycle.tokens import Action
-from relay.outbound.message import MalformedMessage
+from relay.outbound.composing.message import MalformedMessage
 from tests.lifecycle.people import insert, tokens
 
 

@@ -10,7 +10,7 @@ from relay.db.pool import Pool
 from relay.lifecycle.letters import Letters
 from relay.lifecycle.token_mailer import TokenMailer
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.states import Cause
+from relay.outbound.queue.states import Cause
 from tests.lifecycle.collecting import KEY
 from tests.lifecycle.people import insert, set_status, tokens
 from tests.outbound.node import Node, put, status

@@ -10,7 +10,7 @@ from relay.errors import ConfigError
 from relay.lifecycle.letters import BUILT_IN, Letters, Unwritable
 from relay.lifecycle.tokens import Action
 from relay.mailboxes.extract import find_code, find_links
-from relay.outbound.message import Address, Message
+from relay.outbound.composing.message import Address, Message
 
 TOKEN = "BfQXx31qfY2IJFTtzAp21IdeW0dDIxUT1Ejf3tYJDukNsfaxxOfldwL-lEfVy4SEkZ_v18rf-EWsvWXH5qgvIg"
 

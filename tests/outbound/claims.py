@@ -5,8 +5,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.outbound.claimed import Claimed
-from relay.outbound.lanes import lane_of
+from relay.outbound.queue.claimed import Claimed
+from relay.outbound.queue.lanes import lane_of
 
 AT = datetime(2026, 11, 20, 20, 0, 0, 123456, tzinfo=UTC)
 ID = UUID(int=7)

@@ -9,13 +9,13 @@ import trio
 
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
-from relay.outbound.claimed import Batch, Claimed
-from relay.outbound.enqueue import Queued, enqueue
-from relay.outbound.lanes import LaneBook
-from relay.outbound.message import Address, Message
-from relay.outbound.queue import Queue
-from relay.outbound.settled import Settled
-from relay.outbound.states import Cause
+from relay.outbound.composing.message import Address, Message
+from relay.outbound.queue.claimed import Batch, Claimed
+from relay.outbound.queue.enqueue import Queued, enqueue
+from relay.outbound.queue.lanes import LaneBook
+from relay.outbound.queue.settled import Settled
+from relay.outbound.queue.states import Cause
+from relay.outbound.queue.store import Queue
 
 
 class Node:

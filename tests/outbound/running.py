@@ -15,15 +15,15 @@ from actors.messages import Due, Wake
 from relay.crypto import Vault
 from relay.db.listen import Hub
 from relay.db.pool import Pool
-from relay.outbound.enqueue import FLUSH
-from relay.outbound.gates import Gates
-from relay.outbound.lanes import DueLane
-from relay.outbound.queue import Queue
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.senders import parse_upstream
+from relay.outbound.active_queue.right_of_way import RightOfWay
+from relay.outbound.pacing.gates import Gates
+from relay.outbound.pacing.shared_rates import SharedRates
+from relay.outbound.queue.enqueue import FLUSH
+from relay.outbound.queue.lanes import DueLane
+from relay.outbound.queue.store import Queue
+from relay.outbound.routing.senders import parse_upstream
 from relay.outbound.shaping.traffic import Traffic
-from relay.outbound.shared_rates import SharedRates
-from relay.outbound.signer import Signer
+from relay.outbound.signing.signer import Signer
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest
 from tests.eventually import eventually

@@ -9,12 +9,12 @@ import pytest
 from relay.db.pool import Pool
 from relay.ids import new_id
 from relay.outbound.admin import Failure, QueueAdmin, Wanted
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Attachment, Message
-from relay.outbound.render import mail_of
-from relay.outbound.settled import Settled
-from relay.outbound.states import Cause, Forbidden, State
-from relay.outbound.steps import pack
+from relay.outbound.composing.message import Address, Attachment, Message
+from relay.outbound.delivery.render import mail_of
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.queue.settled import Settled
+from relay.outbound.queue.states import Cause, Forbidden, State
+from relay.outbound.queue.steps import pack
 from tests.outbound.node import Node, lose, put, status
 
 

@@ -60,7 +60,7 @@ BUGS = (
     ),
     Planted(
         "a deferral counts as a delivery",
-        "relay/outbound/states.py",
+        "relay/outbound/queue/states.py",
         "    return Cause.EXHAUSTED if last else Cause.DEFERRED",
         "    return Cause.EXHAUSTED if last else Cause.DELIVERED",
         "said to be sent, and nobody got it",
@@ -68,7 +68,7 @@ BUGS = (
     ),
     Planted(
         "an attempt too few",
-        "relay/outbound/backoff.py",
+        "relay/outbound/pacing/backoff.py",
         "        return attempt >= self.max_attempts or",
         "        return attempt >= 2 or",
         "accepted, and in the end failed",
@@ -101,7 +101,7 @@ BUGS = (
     ),
     Planted(
         "the outcome of a delivery is given up when the database is away",
-        "relay/outbound/finaliser.py",
+        "relay/outbound/queue/finaliser.py",
         "                await trio.sleep(outage.lost())\n                repeated = True\n",
         "                return set()\n",
         "without excuse",
@@ -190,7 +190,7 @@ BUGS = (
     ),
     Planted(
         "a claim outlasts its node by hours",
-        "relay/outbound/queue.py",
+        "relay/outbound/queue/store.py",
         "*(claim, self.lease_timeout, lanes,",
         "*(claim, self.lease_timeout * 100, lanes,",
         "there are still",
@@ -374,7 +374,7 @@ BUGS = (
     ),
     Planted(
         "bulk mail is queued and never due",
-        "relay/outbound/enqueue.py",
+        "relay/outbound/queue/enqueue.py",
         "        JOIN letters l ON l.id = g.id\n    )",
         "        JOIN letters l ON l.id = g.id AND g.priority < 2\n    )",
         "202 was said, and it is not in the queue",
@@ -382,7 +382,7 @@ BUGS = (
     ),
     Planted(
         "mail without an instant is due in two hours",
-        "relay/outbound/enqueue.py",
+        "relay/outbound/queue/enqueue.py",
         "COALESCE(m.send_at, go.at - make_interval(",
         "COALESCE(m.send_at, go.at + interval '2 hours' - make_interval(",
         "there are still",
@@ -398,7 +398,7 @@ BUGS = (
     ),
     Planted(
         "a delivery counts as a deferral",
-        "relay/outbound/settler.py",
+        "relay/outbound/queue/settler.py",
         "        cause = Cause.DELIVERED\n",
         "        cause = Cause.DEFERRED\n",
         "without excuse",
@@ -459,7 +459,7 @@ BUGS = (
     ),
     Planted(
         "of several outcomes the first is recorded",
-        "relay/outbound/finaliser.py",
+        "relay/outbound/queue/finaliser.py",
         "self._waiting[:_MOST], self._waiting[_MOST:]",
         "self._waiting[:1], self._waiting[_MOST:]",
         "without excuse",
@@ -489,7 +489,7 @@ BUGS = (
     ),
     Planted(
         "a way that failed is closed for days",
-        "relay/outbound/gates.py",
+        "relay/outbound/pacing/gates.py",
         "        self.opens_at = now + pause(self.strikes, self._unit, self._rng)",
         "        self.opens_at = now + pause(self.strikes, self._unit, self._rng) * 10_000",
         "nothing is wrong, and it takes over",
@@ -512,7 +512,7 @@ BUGS = (
     ),
     Planted(
         "a worker that has ended keeps its place",
-        "relay/outbound/workers.py",
+        "relay/outbound/delivery/workers.py",
         "        finally:\n            self._dispatch.leave(place)\n",
         "        finally:\n",
         "there are still",
@@ -546,7 +546,7 @@ BUGS = (
     ),
     Planted(
         "mail that is queued does not wake who sends it",
-        "relay/outbound/sending.py",
+        "relay/outbound/submission/sending.py",
         "            self._wake(due_lanes)",
         "            pass",
         "nothing is wrong, and it takes over",
@@ -662,7 +662,7 @@ BUGS = (
     ),
     Planted(
         "news of other keys is lost",
-        "relay/outbound/signer.py",
+        "relay/outbound/signing/signer.py",
         "                    await news.wait()\n",
         "                    await trio.sleep_forever()\n",
         "and not by the keys that sign",
@@ -670,7 +670,7 @@ BUGS = (
     ),
     Planted(
         "a retired key signs on",
-        "relay/outbound/dkim_keys.py",
+        "relay/outbound/signing/dkim_keys.py",
         "            WHERE state = 'active'\n            ORDER BY domain, algorithm DESC",
         "            WHERE state <> 'standby'\n            ORDER BY domain, algorithm DESC",
         "and not by the keys that sign",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relay.outbound.backoff import JITTER
+from relay.outbound.pacing.backoff import JITTER
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import Session, running_sink
 

@@ -4,8 +4,8 @@ import email
 import email.policy
 from email.message import EmailMessage
 
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Attachment, Message
+from relay.outbound.composing.message import Address, Attachment, Message
+from relay.outbound.queue.enqueue import enqueue
 from tests.outbound.running import running_outbound
 from tests.outbound.sink import running_sink
 

@@ -27,9 +27,9 @@ from relay.checks import sts
 from relay.errors import TemporaryFailure
 from relay.ip import is_loopback
 from relay.net import leaving_addresses
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.senders import DIRECT, Senders
-from relay.outbound.sources import Sources
+from relay.outbound.routing.senders import DIRECT, Senders
+from relay.outbound.routing.sources import Sources
+from relay.outbound.signing.dkim_keys import DkimKeys
 from relay.ssrf_guard import Resolve, is_public
 from relay.webhooks.post import NotPosted, Poster
 

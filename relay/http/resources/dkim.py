@@ -31,7 +31,13 @@ from relay.http.operations import (
 )
 from relay.http.problems import Problem
 from relay.http.routing import Api
-from relay.outbound.dkim_keys import DkimDomain, DkimKey, NoKeys, SelectorTaken, StandbyWaits
+from relay.outbound.signing.dkim_keys import (
+    DkimDomain,
+    DkimKey,
+    NoKeys,
+    SelectorTaken,
+    StandbyWaits,
+)
 from relay.times import rfc3339
 
 T = TypeVar("T")

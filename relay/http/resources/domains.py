@@ -14,7 +14,7 @@ from relay.http.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.problems import unavailable
 from relay.http.routing import Api
-from relay.outbound.dkim_keys import domain_name
+from relay.outbound.signing.dkim_keys import domain_name
 
 _AT_ONCE, _OF_ONE, _WAITING = 8, 4, 16
 _PATIENCE = 15.0  # s until a check begins

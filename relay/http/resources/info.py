@@ -8,7 +8,7 @@ from quart import Response, request
 
 from relay.http.operations import Access, Answer, Call, Operation, View, json_response
 from relay.http.routing import Api
-from relay.outbound.senders import LOOP
+from relay.outbound.routing.senders import LOOP
 
 
 class Info(View):

@@ -14,7 +14,8 @@ Promises
     repetition is acknowledged, and does nothing, not even where the message was queued again
     meanwhile.
   * A report counts for the message that its signed token or return path names
-    (`relay.outbound.notified`); one that names none of ours changes nothing, and is acknowledged.
+    (`relay.outbound.bounces.notified`); one that names none of ours changes nothing, and is
+    acknowledged.
 
 Fails with a `Problem`: 401 for a stranger, 400 for what is no report.
 """

@@ -6,7 +6,7 @@ and subject only of their own (those sent with their token, and by `relay.send` 
 shows them any.
 
 Promises
-  * What is done by hand is what the law has (`relay.outbound.states`); what it has not is 409
+  * What is done by hand is what the law has (`relay.outbound.queue.states`); what it has not is 409
     `wrong-state`, with the state that stands in the way.
   * A change is durable when its answer comes, on all nodes; the answer shows the message after it.
   * What cannot be an id is a message that is not there (404), not a malformed request.
@@ -47,8 +47,8 @@ from relay.http.problems import Problem
 from relay.http.routing import Api
 from relay.ids import parse_uuid
 from relay.outbound.admin import COUNTED, Wanted
-from relay.outbound.message import MalformedMessage, plain_address
-from relay.outbound.states import Cause, Forbidden, State
+from relay.outbound.composing.message import MalformedMessage, plain_address
+from relay.outbound.queue.states import Cause, Forbidden, State
 from relay.times import rfc3339
 
 

@@ -38,7 +38,7 @@ from relay.http.operations import (
 from relay.http.resources.outbound import Meant
 from relay.http.routing import Api
 from relay.outbound.admin import Traffic, Wanted
-from relay.outbound.held_back import SAYS, Standing, Why
+from relay.outbound.pacing.held_back import SAYS, Standing, Why
 from relay.outbound.shaping.rules import Limits
 from relay.times import rfc3339
 

@@ -27,12 +27,12 @@ from relay.http.resources.messages import BASE, GONE
 from relay.http.resources.send import Sent, answer_queued, idempotency_key
 from relay.http.routing import Api
 from relay.ids import new_id
-from relay.outbound.enqueue import Enqueued, body_hash
-from relay.outbound.message import MalformedMessage
-from relay.outbound.release import NotAllowed, Patterns, released
-from relay.outbound.senders import LOOP
-from relay.outbound.sending import Sending
-from relay.outbound.submitted import Submitted
+from relay.outbound.composing.message import MalformedMessage
+from relay.outbound.queue.enqueue import Enqueued, body_hash
+from relay.outbound.routing.senders import LOOP
+from relay.outbound.submission.release import NotAllowed, Patterns, released
+from relay.outbound.submission.sending import Sending
+from relay.outbound.submission.submitted import Submitted
 
 MOST_RECIPIENTS, LONGEST = 100, 1000
 """Recipients of a release, and characters of each."""

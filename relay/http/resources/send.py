@@ -32,9 +32,8 @@ from relay.http.operations import Access, Answer, Call, Form, Operation, View, j
 from relay.http.problems import Problem, reserved_name
 from relay.http.routing import Api
 from relay.metrics import registry
-from relay.outbound.compose import check
-from relay.outbound.enqueue import Enqueued, KeyConflict, Suppressed, body_hash
-from relay.outbound.message import (
+from relay.outbound.composing.compose import check
+from relay.outbound.composing.message import (
     EARLIEST,
     LATEST,
     Attachment,
@@ -43,7 +42,8 @@ from relay.outbound.message import (
     parse_address,
     parse_recipients,
 )
-from relay.outbound.sending import ForeignSender, ReservedSender, Sending
+from relay.outbound.queue.enqueue import Enqueued, KeyConflict, Suppressed, body_hash
+from relay.outbound.submission.sending import ForeignSender, ReservedSender, Sending
 
 T = TypeVar("T")
 

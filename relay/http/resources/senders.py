@@ -20,7 +20,7 @@ from relay.http.operations import (
     json_response,
 )
 from relay.http.routing import Api
-from relay.outbound.senders import Sender
+from relay.outbound.routing.senders import Sender
 from relay.times import rfc3339
 
 

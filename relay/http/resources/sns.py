@@ -13,8 +13,8 @@ Promises
     ids of the messages follow from the SNS MessageId, so a repetition is stored once.
   * Unknown and expired recipients are dropped: SNS would repeat a refusal for hours, and the
     sender was answered by SES long ago.
-  * A report counts for the message whose return path it names (`relay.outbound.notified`); one
-    that names none of ours changes nothing, and is acknowledged.
+  * A report counts for the message whose return path it names (`relay.outbound.bounces.notified`);
+    one that names none of ours changes nothing, and is acknowledged.
 """
 
 from __future__ import annotations

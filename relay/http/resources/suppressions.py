@@ -29,7 +29,7 @@ from relay.http.operations import (
 from relay.http.paging import PageQuery
 from relay.http.problems import missing_scope
 from relay.http.routing import Api
-from relay.outbound.suppressions import MAX_REASON, Suppression
+from relay.outbound.suppression.suppressions import MAX_REASON, Suppression
 from relay.times import rfc3339
 
 

@@ -36,7 +36,7 @@ from relay.http.mailed_texts import said
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
 from relay.log import get_logger
-from relay.outbound.unsubscribing import FIELD, ONE_CLICK, PATH, Link
+from relay.outbound.suppression.unsubscribing import FIELD, ONE_CLICK, PATH, Link
 
 log = get_logger()
 

@@ -51,13 +51,13 @@ from weakref import WeakKeyDictionary
 import trio
 
 from relay.log import get_logger
-from relay.outbound.dispatch import Group
+from relay.outbound.active_queue.dispatch import Group
 from relay.outbound.mx.exchangers import Exchanger, in_order
 from relay.outbound.mx.policy import UNMET, Published, Security, TlsPolicy
 from relay.outbound.mx.sites import Site
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
-from relay.outbound.routes import MOST_MAILS, Connections, leaving_by
-from relay.outbound.sources import Source
+from relay.outbound.routing.routes import MOST_MAILS, Connections, leaving_by
+from relay.outbound.routing.sources import Source
 from relay.smtp.client import Mail, Offer, Outcome, Peer, Phase, Verdict
 from relay.smtp.connection import (
     Connection,

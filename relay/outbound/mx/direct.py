@@ -3,7 +3,7 @@
 Promises
 - A site has at most `most` connections, and begins with `SITE_WIDTH`: a site that stalls cannot
   take the places of others, however much mail waits for it; nor can many, for until a site has
-  answered its deliveries take none (`relay.outbound.dispatch`, aside).
+  answered its deliveries take none (`relay.outbound.active_queue.dispatch`, aside).
 - A receiver (`relay.outbound.shaping.traffic`) has no more than it is given, with all its sites
   together.
 - Reports of TLS go whatever TLS is like: they tell of it (RFC 8460, 3).  A message is one by
@@ -22,13 +22,13 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from relay.outbound.dispatch import Group
+from relay.outbound.active_queue.dispatch import Group
 from relay.outbound.mx.connections import Reporting, Shared, SiteConnections
 from relay.outbound.mx.policy import Policy
 from relay.outbound.mx.sites import Site, SiteKey, Sites
 from relay.outbound.mx.tls_results import TlsResults
-from relay.outbound.routes import MOST_MAILS
-from relay.outbound.sources import Source
+from relay.outbound.routing.routes import MOST_MAILS
+from relay.outbound.routing.sources import Source
 from relay.smtp.connection import Deadlines, opportunistic_tls
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import trio
 
 from relay.dns.turns import PATIENCE
-from relay.outbound.jobs import Job
+from relay.outbound.active_queue.jobs import Job
 from relay.outbound.mx.exchangers import Unreachable
 from relay.outbound.mx.sites import Site, Sites
 

@@ -2,7 +2,7 @@
 
 A session is a connection to an exchanger, counted once for each domain whose mail goes over it, and
 one that could not be secured as the domain's policy asks once for the domain whose mail it was
-opened for.  Counts leave by `take`, once a minute (`relay.outbound.tls_reports`).
+opened for.  Counts leave by `take`, once a minute (`relay.outbound.reporting.tls_reports`).
 
 Promises: counting waits for nothing and writes nothing; at most `MOST` different results are kept,
 the others are left out; of one

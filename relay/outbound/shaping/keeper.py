@@ -21,10 +21,10 @@ from relay.db import channels
 from relay.db.listen import Hub
 from relay.errors import DatabaseUnavailable
 from relay.log import get_logger
-from relay.outbound.jobs import Job
+from relay.outbound.active_queue.jobs import Job
 from relay.outbound.shaping.store import ShapingStore
 from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic
-from relay.outbound.suppressions import Full, Refused, Suppressions
+from relay.outbound.suppression.suppressions import Full, Refused, Suppressions
 
 log = get_logger()
 
@@ -36,7 +36,7 @@ _MOST_REFUSED = 10_000  # recipients to be stored; in an outage the next reply s
 
 
 class Gatekeeping(Protocol):
-    """Who holds back what goes to a receiver: `relay.outbound.gatekeeper.Gatekeeper`."""
+    """Who holds back what goes to a receiver: `relay.outbound.delivery.gatekeeper.Gatekeeper`."""
 
     def suspend(self, learned: Learned, now: float) -> None:
         """Begin nothing more that goes to a receiver."""

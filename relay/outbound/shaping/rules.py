@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from relay.addresses import canonical_domain
 from relay.errors import ConfigError
-from relay.outbound.rate import Rate
+from relay.outbound.pacing.rate import Rate
 from relay.outbound.shaping.reply_patterns import Pattern, compile_pattern
 from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
 from relay.returns.law import is_for_policy, is_passing

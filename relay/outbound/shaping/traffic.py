@@ -30,10 +30,11 @@ from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
-from relay.outbound.gates import GateKey
-from relay.outbound.held_back import Standing, Why
 from relay.outbound.mx.sites import Site, SiteKey
-from relay.outbound.rate import Rate
+from relay.outbound.pacing.gates import GateKey
+from relay.outbound.pacing.held_back import Standing, Why
+from relay.outbound.pacing.rate import Rate
+from relay.outbound.routing.sources import Sources
 from relay.outbound.shaping.echoes import unechoed, without
 from relay.outbound.shaping.rules import (
     LEAST_FACTOR,
@@ -45,7 +46,6 @@ from relay.outbound.shaping.rules import (
     ReplyRule,
     Rules,
 )
-from relay.outbound.sources import Sources
 from relay.returns.law import is_for_policy, is_passing
 from relay.smtp.client import Outcome, Verdict
 

@@ -13,9 +13,9 @@ import trio
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
 from relay.http.probes.domain_checks import DomainChecks
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.senders import Senders
-from relay.outbound.sources import parse as parse_sources
+from relay.outbound.routing.senders import Senders
+from relay.outbound.routing.sources import parse as parse_sources
+from relay.outbound.signing.dkim_keys import DkimKeys
 from relay.self_signed import self_signed
 from relay.webhooks.post import Got, Poster
 from tests.dns.server import DnsServer

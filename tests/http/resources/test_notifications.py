@@ -15,10 +15,10 @@ import trio
 
 from relay.db.pool import Pool
 from relay.ids import new_id
-from relay.outbound.enqueue import Suppressed
-from relay.outbound.notified import Notified
-from relay.outbound.returned import POSTS_KEPT, Returned, forget_reports
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.bounces.notified import Notified
+from relay.outbound.bounces.returned import POSTS_KEPT, Returned, forget_reports
+from relay.outbound.queue.enqueue import Suppressed
+from relay.outbound.suppression.suppressions import Suppressions
 from relay.ports.proxy import networks
 from relay.returns.paths import ReturnPaths, Tokens
 from relay.returns.report import COMPLAINT, Report

@@ -22,13 +22,13 @@ from relay.db.listen import Notification, notifications
 from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
 from relay.keyring import Keyring
-from relay.outbound.render import mail_of
-from relay.outbound.senders import Senders
+from relay.outbound.delivery.render import mail_of
+from relay.outbound.queue.states import Cause
+from relay.outbound.queue.steps import pack
+from relay.outbound.routing.senders import Senders
 from relay.outbound.shaping.rules import Limits, parse
 from relay.outbound.shaping.traffic import SLOWED, Learned, Receiver, Traffic
-from relay.outbound.states import Cause
-from relay.outbound.steps import pack
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.suppression.suppressions import Suppressions
 from relay.webhooks.kinds import KINDS
 from relay.webhooks.store import Webhooks
 from tests.http.conftest import SMALL, House, open_house

@@ -4,8 +4,8 @@ from typing import Any
 
 from actors.webhooks import POSTS as WEBHOOKS
 from relay.http.resources.sns import POSTS as NOTIFICATIONS
-from relay.outbound.finaliser import OUTCOMES
-from relay.outbound.states import Cause
+from relay.outbound.queue.finaliser import OUTCOMES
+from relay.outbound.queue.states import Cause
 from tests.http.conftest import House
 from tests.outbound.node import Node
 

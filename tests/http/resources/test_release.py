@@ -11,7 +11,7 @@ import trio
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.pool import Pool
 from relay.http.deps import MailPorts
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.suppression.suppressions import Suppressions
 from tests.http.conftest import LETTER, House, open_house
 
 

@@ -21,9 +21,9 @@ from relay.http.resources.sns import Certificates
 from relay.ids import new_id
 from relay.mailboxes import sns
 from relay.mailboxes.s3 import Buckets, Credentials
-from relay.outbound.notified import Notified
-from relay.outbound.returned import Returned
-from relay.outbound.suppressions import Suppressions
+from relay.outbound.bounces.notified import Notified
+from relay.outbound.bounces.returned import Returned
+from relay.outbound.suppression.suppressions import Suppressions
 from relay.returns.paths import ReturnPaths, Tokens
 from tests.http import s3_server
 from tests.http.conftest import House, open_house

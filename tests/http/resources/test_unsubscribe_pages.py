@@ -28,7 +28,7 @@ from relay.http.mailed_texts import (
     UNSUBSCRIBED_HINT,
 )
 from relay.keyring import Keyring
-from relay.outbound.unsubscribing import Link, Unsubscribing
+from relay.outbound.suppression.unsubscribing import Link, Unsubscribing
 from relay.webhooks.kinds import KINDS
 from relay.webhooks.store import Webhooks
 from tests.db.cluster import Cluster

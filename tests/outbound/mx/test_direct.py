@@ -20,16 +20,16 @@ from relay import net
 from relay.crypto import Vault
 from relay.db.pool import Pool
 from relay.dns.resolver import Resolver
+from relay.outbound.active_queue.jobs import Job
+from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.admin import QueueAdmin
-from relay.outbound.dkim_keys import DkimKeys
-from relay.outbound.enqueue import enqueue
-from relay.outbound.jobs import Job
-from relay.outbound.message import Address, Message
+from relay.outbound.composing.message import Address, Message
 from relay.outbound.mx.connections import MOST_TRIED
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
-from relay.outbound.right_of_way import RightOfWay
-from relay.outbound.signer import Signer
+from relay.outbound.queue.enqueue import enqueue
+from relay.outbound.signing.dkim_keys import DkimKeys
+from relay.outbound.signing.signer import Signer
 from relay.smtp import racing
 from relay.smtp.client import OnceMail
 from relay.smtp.tls_faults import TlsFault, Wrong

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from relay.dns.resolver import Resolver
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, Message
+from relay.outbound.composing.message import Address, Message
 from relay.outbound.mx.dane import DaneFirst, DanePolicies
+from relay.outbound.queue.enqueue import enqueue
 from tests.bench.postfix import Postfix, available
 from tests.clients.test_upstreams import listening, smtp_sink
 from tests.dns.signed import SignedDns, programs

@@ -11,10 +11,10 @@ from typing import Any
 
 import trio
 
+from relay.outbound.pacing.shared_rates import Grant, SharedRates
+from relay.outbound.routing.sources import parse
 from relay.outbound.shaping.rules import Rules
 from relay.outbound.shaping.traffic import Traffic
-from relay.outbound.shared_rates import Grant, SharedRates
-from relay.outbound.sources import parse
 from tests.eventually import eventually
 from tests.outbound.mx.test_direct import mx, world
 from tests.outbound.node import put, status

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 import trio
 
-from relay.outbound.enqueue import enqueue
-from relay.outbound.message import Address, AskedFor, Message
+from relay.outbound.composing.message import Address, AskedFor, Message
 from relay.outbound.mx.connections import OFFERED, SiteConnections, Unsuited
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import Security, TlsPolicy
 from relay.outbound.mx.sites import Site, site_of
+from relay.outbound.queue.enqueue import enqueue
 from relay.smtp.client import Mail, Verdict
 from relay.smtp.connection import Deadlines
 from relay.smtp.dsn import MailParameters

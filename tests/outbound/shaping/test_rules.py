@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relay.errors import ConfigError
-from relay.outbound.rate import Rate
+from relay.outbound.pacing.rate import Rate
 from relay.outbound.shaping.file import SHIPPED, ShapingFile
 from relay.outbound.shaping.rules import (
     LEAST_FACTOR,

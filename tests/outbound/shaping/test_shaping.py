@@ -13,16 +13,16 @@ from trio.testing import wait_all_tasks_blocked
 from relay.db.listen import Hub
 from relay.lifecycle.letters import Letters
 from relay.lifecycle.token_mailer import TokenMailer
+from relay.outbound.active_queue.dispatch import Group
 from relay.outbound.admin import QueueAdmin, Wanted
-from relay.outbound.dispatch import Group
-from relay.outbound.held_back import Standing
 from relay.outbound.mx.connections import Shared, SiteConnections
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.sites import Site, site_of
-from relay.outbound.routes import IDLE
+from relay.outbound.pacing.held_back import Standing
+from relay.outbound.pacing.shared_rates import SharedRates
+from relay.outbound.routing.routes import IDLE
 from relay.outbound.shaping.rules import Rules, parse
 from relay.outbound.shaping.traffic import SUSPENDED, Traffic
-from relay.outbound.shared_rates import SharedRates
 from relay.smtp.client import Mail
 from relay.smtp.connection import Deadlines
 from tests.eventually import eventually

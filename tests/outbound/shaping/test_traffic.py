@@ -5,7 +5,7 @@ from __future__ import annotations
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import Security, TlsPolicy
 from relay.outbound.mx.sites import Site, site_of
-from relay.outbound.rate import Rate
+from relay.outbound.pacing.rate import Rate
 from relay.outbound.shaping.rules import LEAST_FACTOR, STEP, Asks, Limits, Rules, parse
 from relay.outbound.shaping.traffic import (
     MOST_SEEN,

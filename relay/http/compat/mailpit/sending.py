@@ -6,7 +6,7 @@ Promises
   * A key sends what `POST /api/v1/messages/send` would let it, and to mailboxes of its own alone:
     captured mail is the administrator's.
   * Once it is answered the mail can be read, by the id in the answer (within 5 s, as lists wait).
-  * It is composed as all mail is that leaves (`relay.outbound.compose`).
+  * It is composed as all mail is that leaves (`relay.outbound.composing.compose`).
 
 Fails with 400 and Mailpit's JSON of an error, which names the member that is wrong.
 """
@@ -33,8 +33,8 @@ from relay.http.resources.all_messages import reach_of
 from relay.http.resources.send import MADE, MAX_FILES_BYTES, MAX_TEXT, SEND_BODY
 from relay.ids import new_id
 from relay.mailboxes.accept import NobodyThere
-from relay.outbound.compose import compose
-from relay.outbound.message import (
+from relay.outbound.composing.compose import compose
+from relay.outbound.composing.message import (
     Address,
     Attachment,
     MalformedMessage,
@@ -42,7 +42,7 @@ from relay.outbound.message import (
     checked_address,
     parse_address,
 )
-from relay.outbound.sending import Sending
+from relay.outbound.submission.sending import Sending
 
 MOST_RECIPIENTS = 100
 """Of To, Cc and Bcc together."""

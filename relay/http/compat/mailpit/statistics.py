@@ -11,7 +11,7 @@ from relay.http.compat.mailpit.shared import API
 from relay.http.operations import Call, json_response
 from relay.mailboxes.mails import EVERYTHING
 from relay.metrics import registry
-from relay.outbound.senders import LOOP
+from relay.outbound.routing.senders import LOOP
 
 _COUNTED = ("process_", "relay_smtp_messages", "relay_smtp_received_bytes")
 
