@@ -28,8 +28,8 @@ from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.errors import DatabaseUnavailable
 from relay.history import History
+from relay.http.credentials.page_sessions import PageSessions
 from relay.http.deps import Deps, Limits, MailPorts, MakeDeps, Serving
-from relay.http.page_sessions import PageSessions
 from relay.http.probes.domain_checks import DomainChecks
 from relay.http.probes.fetch import fetch, fetch_object
 from relay.http.probes.links import Links

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from relay.cli import output
-from relay.http.downloads import disposition
+from relay.http.responses.downloads import disposition
 from relay.mailboxes.extract import find_links
 from relay.mailboxes.summary import summarise
 from relay.unseen import CONTROLS, NO_WIDTH, TURNS, UNSEEN

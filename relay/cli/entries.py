@@ -1,7 +1,7 @@
 """What the commands on lists of one's own entries have in common: list, remove, and what add says.
 
-Senders, suppressions, webhooks and keys are such lists (`relay/http/entries.py` is their other
-side); each file says what one is made of, and how it is shown.
+Senders, suppressions, webhooks and keys are such lists (`relay/http/lists/entries.py` is their
+other side); each file says what one is made of, and how it is shown.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Promises
   * Each request passes, in this order: Host and Origin; the route; the rate; the credential and
     its permission; the names of parameters; free disk space, where the call stores something; the
     body's size and time; its values; the handler (docs/http.md).
-  * Each refusal is a problem document (`problems.py`).  An unexpected exception is a 500 that
+  * Each refusal is a problem document (`problems`).  An unexpected exception is a 500 that
     says nothing, and one log line that says everything; a database outage is a 503 with
     `Retry-After`.
   * Responses carry nosniff, no-referrer and a content policy that allows nothing, unless the
@@ -28,14 +28,15 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import MapAdapter, WebsocketMismatch
 
 from relay.errors import Invalid, OverQuota, TemporaryFailure
-from relay.http.allowed_hosts import AllowedHosts
-from relay.http.auth import Admission, Admitted, Authorisation
-from relay.http.bodies import Connection, Request, Uploads
-from relay.http.callers import address_of, owner_of
 from relay.http.compat import answers
 from relay.http.compat.mailhog import calls as mailhog
 from relay.http.compat.mailpit import calls as mailpit
+from relay.http.credentials.callers import address_of, owner_of
 from relay.http.deps import Deps
+from relay.http.gate.allowed_hosts import AllowedHosts
+from relay.http.gate.auth import Admission, Admitted, Authorisation
+from relay.http.gate.bodies import Connection, Request, Uploads
+from relay.http.limits.rate_limits import RateLimits
 from relay.http.operations import (
     Call,
     Operation,
@@ -44,7 +45,7 @@ from relay.http.operations import (
     read_values,
 )
 from relay.http.paths import Part, Rule, path_of
-from relay.http.problems import (
+from relay.http.problems.details import (
     Problem,
     from_status,
     no_space,
@@ -52,7 +53,6 @@ from relay.http.problems import (
     reserved_name,
     unavailable,
 )
-from relay.http.rate_limits import RateLimits
 from relay.http.resources import (
     accounts,
     all_messages,

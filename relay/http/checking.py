@@ -15,9 +15,9 @@ from uuid import UUID
 
 from relay.errors import TemporaryFailure
 from relay.http.deps import Deps
-from relay.http.downloads import Downloads
-from relay.http.fair_limiter import Crowded, FairLimiter
-from relay.http.problems import unavailable
+from relay.http.limits.fair_limiter import Crowded, FairLimiter
+from relay.http.problems.details import unavailable
+from relay.http.responses.downloads import Downloads
 from relay.mailboxes.examination import Examined
 
 _CHECKS, _CHECKS_OF_ONE, _WAITING = 16, 4, 16

@@ -29,10 +29,10 @@ from relay.checks.evidence import Evidence
 from relay.db.listen import Hub
 from relay.devices.inbox import DeviceInbox
 from relay.history import History
-from relay.http.page_sessions import PageSessions
+from relay.http.credentials.page_sessions import PageSessions
+from relay.http.limits.rate_limits import KnownKeys
 from relay.http.probes.domain_checks import DomainChecks
 from relay.http.probes.links import Links
-from relay.http.rate_limits import KnownKeys
 from relay.keyring import Keyring
 from relay.lifecycle.accounts import Accounts
 from relay.lifecycle.consumption import Consumption

@@ -38,9 +38,15 @@ from quart import Response, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from relay.db.listen import Bell
-from relay.http.cookies import TICKET
-from relay.http.page_sessions import PageSession
-from relay.http.problems import Problem, from_status, invalid, repeated_parameter, unknown_parameter
+from relay.http.credentials.cookies import TICKET
+from relay.http.credentials.page_sessions import PageSession
+from relay.http.problems.details import (
+    Problem,
+    from_status,
+    invalid,
+    repeated_parameter,
+    unknown_parameter,
+)
 
 JSON_BODY = 64 * 1024
 """Bytes that a JSON body may have unless its operation says otherwise."""

@@ -18,12 +18,12 @@ import trio
 
 from relay.errors import DatabaseUnavailable
 from relay.http.checking import Checking
-from relay.http.crowds import Crowds
 from relay.http.deps import Deps
-from relay.http.downloads import Downloads
-from relay.http.heavy_calls import HeavyCalls
+from relay.http.limits.heavy_calls import HeavyCalls
 from relay.http.operations import Handler, Operation
-from relay.http.waiters import Slots
+from relay.http.responses.downloads import Downloads
+from relay.http.waiting.crowds import Crowds
+from relay.http.waiting.waiters import Slots
 
 T = TypeVar("T")
 

@@ -59,7 +59,7 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ConnectionState
 from quart_trio import QuartTrio
 
-from relay.http.problem_types import PREFIX
+from relay.http.problems.types import PREFIX
 from relay.locks import Lock
 from relay.log import get_logger
 from relay.ports.connections import accept

@@ -3,7 +3,7 @@
 
 Commands, exit codes, settings, metrics, calls and problems stand between `<!-- name -->` and
 `<!-- /name -->`; what stands there is what this module makes of the commands, of
-`relay.cli.exits`, of `relay.http.problem_types`, of `config/relay.toml`, and of a running relay's
+`relay.cli.exits`, of `relay.http.problems.types`, of `config/relay.toml`, and of a running relay's
 `/metrics` and `/openapi.json`.
 `tests/docs/test_tables.py` compares.
 """
@@ -24,7 +24,7 @@ import httpx
 import actors
 import relay
 from relay.cli import cli, exits
-from relay.http.problem_types import TYPES
+from relay.http.problems.types import TYPES
 from relay.metrics import registry
 from relay.settings import as_environment, documented, known_names
 from tests.cli.command import leaves

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import supervisor
-from relay.http.problem_types import TYPES
+from relay.http.problems.types import TYPES
 from relay.outbound.queue.states import Cause
 from tests.docs.pages import DOCS, README, ROOT
 from tests.docs.tables import PAGES, picture, section, tables

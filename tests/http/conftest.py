@@ -30,7 +30,7 @@ from relay.devices.inbox import DeviceInbox
 from relay.dns.resolver import Resolver, Server
 from relay.history import History
 from relay.http.deps import Deps, Limits, Serving
-from relay.http.problem_types import MEDIA_TYPE
+from relay.http.problems.types import MEDIA_TYPE
 from relay.http.serve import MAX_CONNECTIONS
 from relay.ids import new_id
 from relay.keyring import Keyring

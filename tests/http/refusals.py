@@ -29,9 +29,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticKnownError
 
 import relay
-from relay.http import problems, resources
+from relay.http import resources
 from relay.http.operations import Form, Query
-from relay.http.problems import invalid
+from relay.http.problems import details as problem_details
+from relay.http.problems.details import invalid
 from relay.http.resources.outbound import VERBS
 from relay.outbound.queue.states import State
 
@@ -143,7 +144,7 @@ def _spelt(node: ast.AST) -> Iterator[str]:
         yield "".join(
             str(one.value)
             if isinstance(one, ast.Constant)
-            # What another program is told besides (`relay.http.auth`) is not said here.
+            # What another program is told besides (`relay.http.gate.auth`) is not said here.
             else "" if ast.unparse(one) == "{also}" else "{}"
             for one in node.values
         )  # fmt: skip
@@ -225,7 +226,7 @@ def _of_problems(http: Iterable[_Source]) -> Iterator[str]:
                 for keyword in call.keywords:
                     if keyword.arg == "missing":
                         yield from (f"{one[0].upper()}{one[1:]}" for one in _spelt(keyword.value))
-        if source.module is problems:  # which says nothing but what it tells
+        if source.module is problem_details:  # which says nothing but what it tells
             about = {id(one.value) for one in source.nodes if isinstance(one, ast.Expr)}
             wholes = [one for one in source.nodes if isinstance(one, ast.JoinedStr)]
             pieces = {id(one) for whole in wholes for one in whole.values}

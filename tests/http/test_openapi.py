@@ -17,8 +17,8 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from relay.http.openapi import SECTIONS
-from relay.http.problem_types import PREFIX, TYPES
+from relay.http.description.openapi import SECTIONS
+from relay.http.problems.types import PREFIX, TYPES
 from tests.http.test_ui import PARTS, compare, table
 from tests.relay_process import RelayProcess
 

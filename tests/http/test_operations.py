@@ -11,11 +11,11 @@ import trio
 from relay.crypto import hash_token
 from relay.db.pool import Pool
 from relay.http.app import create_app
-from relay.http.openapi import describe
+from relay.http.description.openapi import describe
 from tests.http.compat.test_compat import declared as compat_routes
 from tests.http.conftest import SMALL, House, open_house
+from tests.http.gate.test_gate import inert, routes
 from tests.http.resources.test_streams import in_thread
-from tests.http.test_gate import inert, routes
 
 TREE = "/api/v1/supervision"
 

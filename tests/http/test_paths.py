@@ -13,8 +13,8 @@ from relay.crypto import hash_token
 from relay.http.paths import Rule, component, spelt
 from tests.eventually import eventually
 from tests.http.conftest import House
+from tests.http.gate.test_gate import call, routes
 from tests.http.resources.test_sign_in import opened, ticket
-from tests.http.test_gate import call, routes
 
 LETTER = (
     b"From: a@b.example\r\nSubject: x\r\nContent-Type: text/plain; name=a.txt\r\n"

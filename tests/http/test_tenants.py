@@ -11,7 +11,7 @@ import trio
 
 from relay.http.operations import Access
 from tests.http.conftest import House
-from tests.http.test_gate import MISSING, routes
+from tests.http.gate.test_gate import MISSING, routes
 
 SEND = {"from": "a@relay.localhost", "subject": "mine", "text": "t", "to": ["x@elsewhere.example"]}
 

@@ -28,10 +28,10 @@ from relay.checks import (
 )
 from relay.checks.findings import GMAIL_CLIPS, find
 from relay.dns import questions, resolver
-from relay.http.openapi import SECTIONS, describe
+from relay.http.description.openapi import SECTIONS, describe
 from relay.http.probes import domain_checks, links
 from relay.http.probes.links import unasked
-from relay.http.problem_types import TYPES
+from relay.http.problems.types import TYPES
 from relay.http.resources import overview
 from relay.http.resources.pages import Static, served
 from relay.outbound.delivery import workers

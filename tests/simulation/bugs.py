@@ -530,7 +530,7 @@ BUGS = (
     ),
     Planted(
         "a call that may be done is answered with a refusal",
-        "relay/http/problems.py",
+        "relay/http/problems/details.py",
         '    return Problem(503, "unavailable", detail, headers',
         '    return Problem(422, "invalid", detail, headers',
         "refused, and it is in the queue",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from quart import Response
 from werkzeug.routing import MapAdapter
 
-from relay.http.problems import Problem, another_programs, another_programs_too, from_status
+from relay.http.problems.details import Problem, another_programs, another_programs_too, from_status
 
 PREFIX = "/compat/"
 """The beginning of the paths of all calls here."""

@@ -3,7 +3,7 @@
 Promises
   * A caller sees what `GET /api/v1/messages` shows them, mail by mail (`relay.mailboxes.mails`).
   * A list, a search and a bulk change find all mail whose 250 was said before, as with the programs
-    that are stood in for (`relay.http.parsed`).
+    that are stood in for (`relay.http.feeds.parsed`).
   * What is loaded of mail is within a budget that owners share; attachments are taken out where
     hostile mail hurts nobody, a few at a time.
 """
@@ -17,13 +17,13 @@ import trio
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
-from relay.http.callers import owner_of
-from relay.http.downloads import disposition, once
-from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.credentials.callers import owner_of
+from relay.http.feeds.parsed import until_parsed
+from relay.http.limits.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Call
-from relay.http.parsed import until_parsed
-from relay.http.problems import Problem, from_status, unavailable
+from relay.http.problems.details import Problem, from_status, unavailable
 from relay.http.resources.all_messages import reach_of
+from relay.http.responses.downloads import disposition, once
 from relay.http.routing import Api
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.changes import NotParsed

@@ -20,7 +20,8 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
-from relay.http.callers import Caller
+from relay.http.credentials.callers import Caller
+from relay.http.lists.paging import NEXT, PageQuery, next_link
 from relay.http.operations import (
     Access,
     Answer,
@@ -31,8 +32,7 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.paging import NEXT, PageQuery, next_link
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
 from relay.http.routing import Api
 from relay.lifecycle.accounts import MAX_ID, Account, Status, Taken, TooManyMails, WrongStatus
 from relay.lifecycle.tokens import Action

@@ -28,9 +28,11 @@ from pydantic import Field
 from quart import Response, request
 
 from relay.errors import Invalid, TemporaryFailure
-from relay.http.callers import owner_of
-from relay.http.following_mail import entries, events_of, pause, until_next
-from relay.http.heavy_calls import SHORT
+from relay.http.credentials.callers import owner_of
+from relay.http.credentials.tickets import STREAM
+from relay.http.feeds.following_mail import entries, events_of, pause, until_next
+from relay.http.limits.heavy_calls import SHORT
+from relay.http.lists.paging import NEXT, PageQuery, next_link
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -44,8 +46,7 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.paging import NEXT, PageQuery, next_link
-from relay.http.problems import mailbox_not_found, unavailable
+from relay.http.problems.details import mailbox_not_found, unavailable
 from relay.http.resources.messages import (
     MessageChange,
     PlacedEntry,
@@ -62,8 +63,7 @@ from relay.http.resources.streams import (
     too_much,
 )
 from relay.http.routing import Api
-from relay.http.tickets import STREAM
-from relay.http.waiters import Waiter, Watch, watching
+from relay.http.waiting.waiters import Waiter, Watch, watching
 from relay.log import get_logger
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.arrivals import parse_after

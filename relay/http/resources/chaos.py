@@ -11,7 +11,7 @@ from pydantic import Field
 from quart import Response
 
 from relay.http.operations import Access, Answer, Call, Form, Operation, json_response
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
 from relay.http.routing import Api
 from relay.smtp.chaos import PHASES, Chaos, Rate
 

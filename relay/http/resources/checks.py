@@ -16,9 +16,9 @@ from pydantic import Field
 from quart import Response, request
 
 from relay.checks.findings import Severity, score
-from relay.http.callers import owner_of
+from relay.http.credentials.callers import owner_of
 from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
-from relay.http.problems import message_not_found
+from relay.http.problems.details import message_not_found
 from relay.http.resources.messages import BASE, GONE
 from relay.http.routing import Api
 

@@ -23,7 +23,7 @@ from relay.devices.inbox import DeviceInbox
 from relay.devices.intake import Short, Shortage
 from relay.devices.store import StoreUnavailable
 from relay.devices.wire import MAX_ENVELOPE, Reason, Refused
-from relay.http.callers import address_of
+from relay.http.credentials.callers import address_of
 from relay.http.operations import (
     Access,
     Answer,
@@ -34,7 +34,7 @@ from relay.http.operations import (
     json_response,
     read_body,
 )
-from relay.http.problems import Problem, no_space, unavailable
+from relay.http.problems.details import Problem, no_space, unavailable
 from relay.http.routing import Api
 from relay.settings import duration
 

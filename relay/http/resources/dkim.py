@@ -16,7 +16,7 @@ from quart import Response
 
 from relay.db.text import storable
 from relay.errors import DatabaseUnavailable
-from relay.http.entries import Column, listed
+from relay.http.lists.entries import Column, listed
 from relay.http.operations import (
     Access,
     Answer,
@@ -29,7 +29,7 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
 from relay.http.routing import Api
 from relay.outbound.signing.dkim_keys import (
     DkimDomain,

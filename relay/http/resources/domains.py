@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import Field
 from quart import Response
 
-from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.limits.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Access, Answer, Call, Operation, View, json_response
-from relay.http.problems import unavailable
+from relay.http.problems.details import unavailable
 from relay.http.routing import Api
 from relay.outbound.signing.dkim_keys import domain_name
 

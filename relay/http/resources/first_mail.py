@@ -17,7 +17,7 @@ from quart import Response, request
 from relay.addresses import canonical
 from relay.http.operations import MAILBOX_NOT_FOUND, Access, Answer, Call, Operation, View
 from relay.http.operations import json_response as json
-from relay.http.problems import mailbox_not_found
+from relay.http.problems.details import mailbox_not_found
 from relay.http.resources.send import MADE
 from relay.http.routing import Api
 from relay.ids import new_id

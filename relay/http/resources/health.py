@@ -15,10 +15,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from quart import Response, request
 
 from relay.errors import RelayError, innermost
-from relay.http.auth import shows
 from relay.http.deps import Deps, Node
+from relay.http.gate.auth import shows
 from relay.http.operations import Access, Answer, Call, Operation, View, json_response
-from relay.http.problems import unauthenticated, unavailable
+from relay.http.problems.details import unauthenticated, unavailable
 from relay.http.routing import Api
 from relay.metrics import render
 

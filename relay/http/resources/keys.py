@@ -17,8 +17,8 @@ from quart import Response
 
 from relay.access.bearers import MAX_TOKEN
 from relay.access.keys import ApiKey
-from relay.http.auth import identify
-from relay.http.entries import BY_ID, listed, removed
+from relay.http.gate.auth import identify
+from relay.http.lists.entries import BY_ID, listed, removed
 from relay.http.operations import (
     Access,
     Answer,
@@ -30,7 +30,7 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
 from relay.http.routing import Api
 from relay.ids import parse_uuid
 

@@ -29,12 +29,12 @@ from quart import Response, request
 
 from relay.chance import time
 from relay.errors import TemporaryFailure
-from relay.http import mailed_texts as texts
-from relay.http.mailed_pages import FORM, POLICY, alert, mailed_page
-from relay.http.mailed_texts import said
+from relay.http.credentials.timing import pad_failure_time
+from relay.http.mailed import texts
+from relay.http.mailed.pages import FORM, POLICY, alert, mailed_page
+from relay.http.mailed.texts import said
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
-from relay.http.timing import pad_failure_time
 from relay.lifecycle.return_url import return_link
 from relay.lifecycle.tokens import Action
 from relay.log import get_logger

@@ -13,9 +13,9 @@ from pydantic import Field
 from quart import Response
 
 from relay.http.deps import Supervision
-from relay.http.downloads import as_asked
-from relay.http.event_streams import follow
+from relay.http.feeds.event_streams import follow
 from relay.http.operations import Access, Answer, Call, Operation, Query
+from relay.http.responses.downloads import as_asked
 from relay.http.routing import Api
 from relay.log import Selection, render_json
 

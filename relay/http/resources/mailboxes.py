@@ -23,7 +23,8 @@ from quart import Response, request
 from relay.accepted import Why
 from relay.chance import utc_now
 from relay.crypto import hash_source
-from relay.http.callers import address_of
+from relay.http.credentials.callers import address_of
+from relay.http.lists.paging import NEXT, PageQuery, next_link
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -38,8 +39,7 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.paging import NEXT, PageQuery, next_link
-from relay.http.problems import mailbox_not_found
+from relay.http.problems.details import mailbox_not_found
 from relay.http.routing import Api
 from relay.mailboxes.misaddressed import is_near
 from relay.times import rfc3339

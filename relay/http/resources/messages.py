@@ -24,11 +24,13 @@ from pydantic import Field, StrictBool, StringConstraints
 from quart import Response, request
 
 from relay.errors import TemporaryFailure
-from relay.http.callers import owner_of
-from relay.http.downloads import disposition, once, plain_name
-from relay.http.fair_limiter import Crowded, FairLimiter
-from relay.http.following_mail import loaded_of
-from relay.http.heavy_calls import SHORT
+from relay.http.credentials.callers import owner_of
+from relay.http.credentials.tickets import PREVIEW
+from relay.http.feeds.following_mail import loaded_of
+from relay.http.feeds.parsed import until_parsed
+from relay.http.limits.fair_limiter import Crowded, FairLimiter
+from relay.http.limits.heavy_calls import SHORT
+from relay.http.lists.paging import NEXT, next_link
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -43,17 +45,15 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.paging import NEXT, next_link
-from relay.http.parsed import until_parsed
-from relay.http.problems import (
+from relay.http.problems.details import (
     Problem,
     mailbox_not_found,
     message_not_found,
     unavailable,
 )
 from relay.http.resources.mailboxes import PurgeQuery
+from relay.http.responses.downloads import disposition, once, plain_name
 from relay.http.routing import Api
-from relay.http.tickets import PREVIEW
 from relay.log import get_logger
 from relay.mailboxes.changes import Change, NotParsed
 from relay.mailboxes.messages import AT_ONCE

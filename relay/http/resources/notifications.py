@@ -34,7 +34,8 @@ from quart import Response, request
 
 from relay.chance import time
 from relay.errors import TemporaryFailure
-from relay.http.callers import address_of
+from relay.http.credentials.callers import address_of
+from relay.http.limits.rate_limits import RateLimits
 from relay.http.operations import (
     MAX_BODY,
     Access,
@@ -46,8 +47,7 @@ from relay.http.operations import (
     json_response,
     read_body,
 )
-from relay.http.problems import Problem, unavailable
-from relay.http.rate_limits import RateLimits
+from relay.http.problems.details import Problem, unavailable
 from relay.http.routing import Api
 from relay.log import get_logger
 from relay.metrics import registry

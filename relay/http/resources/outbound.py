@@ -28,8 +28,8 @@ from quart import Response
 
 from relay.db.text import storable
 from relay.errors import PermanentFailure
-from relay.http.callers import Caller
-from relay.http.downloads import Downloads, once
+from relay.http.credentials.callers import Caller
+from relay.http.lists.paging import NEXT, PageQuery, next_link
 from relay.http.operations import (
     Access,
     Answer,
@@ -42,8 +42,8 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.paging import NEXT, PageQuery, next_link
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
+from relay.http.responses.downloads import Downloads, once
 from relay.http.routing import Api
 from relay.ids import parse_uuid
 from relay.outbound.admin import COUNTED, Wanted

@@ -27,11 +27,11 @@ import rcssmin
 import trio
 from quart import Response, request
 
-from relay.http.examples import BASE, DOMAIN
-from relay.http.openapi import answers_of, describe
+from relay.http.description.examples import BASE, DOMAIN
+from relay.http.description.openapi import answers_of, describe
 from relay.http.operations import Access, Answer, Call, Operation, View
-from relay.http.problem_types import MEDIA_TYPE, PREFIX, TYPES
-from relay.http.problems import from_status
+from relay.http.problems.details import from_status
+from relay.http.problems.types import MEDIA_TYPE, PREFIX, TYPES
 from relay.http.routing import Api
 
 POLICY = (

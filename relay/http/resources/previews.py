@@ -12,7 +12,7 @@ Promises
     process of its own where browsers have one for each origin: whoever reads goes on meanwhile.
   * Styles so deep that a browser may end of them are not applied.
   * A picture that the relay hands out is one by its bytes; each has an address of its own that
-    works for two minutes (`relay.http.picture_links`).
+    works for two minutes (`relay.http.previews.picture_links`).
   * A long message is made ready beside the loop, one at a time for each who looks: nobody else
     waits for it.  It is held until it was sent, as what is read as JSON is (`Downloads`).
 
@@ -40,16 +40,16 @@ from pydantic import Field
 from quart import Response, request
 
 from relay.chance import time
-from relay.http import picture_links
-from relay.http.callers import owner_of
-from relay.http.downloads import Downloads, once
-from relay.http.fair_limiter import Crowded, FairLimiter
+from relay.http.credentials.callers import owner_of
+from relay.http.credentials.tickets import PREVIEW
+from relay.http.limits.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Access, Answer, Call, Operation, Query
-from relay.http.pictures import kind_of
-from relay.http.problems import from_status, message_not_found, unavailable
+from relay.http.previews import picture_links
+from relay.http.previews.pictures import kind_of
+from relay.http.problems.details import from_status, message_not_found, unavailable
 from relay.http.resources.messages import BASE, GONE
+from relay.http.responses.downloads import Downloads, once
 from relay.http.routing import Api
-from relay.http.tickets import PREVIEW
 from relay.mailboxes.effort import is_long, is_too_deep
 from relay.mailboxes.pictures import placed
 from relay.mailboxes.records import ReceivedMessage

@@ -20,9 +20,9 @@ from pydantic import Field
 from quart import Response
 
 from relay.chance import utc_now
-from relay.http.callers import Caller
+from relay.http.credentials.callers import Caller
 from relay.http.operations import Access, Answer, Call, Form, Operation
-from relay.http.problems import Problem, message_not_found, missing_scope
+from relay.http.problems.details import Problem, message_not_found, missing_scope
 from relay.http.resources.messages import BASE, GONE
 from relay.http.resources.send import Sent, answer_queued, idempotency_key
 from relay.http.routing import Api

@@ -29,7 +29,7 @@ from quart import Response, request
 from relay.chance import utc_now
 from relay.errors import Invalid
 from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
-from relay.http.problems import Problem, reserved_name
+from relay.http.problems.details import Problem, reserved_name
 from relay.http.routing import Api
 from relay.metrics import registry
 from relay.outbound.composing.compose import check

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
-from relay.http.entries import listed, removed
+from relay.http.lists.entries import listed, removed
 from relay.http.operations import (
     Access,
     Answer,

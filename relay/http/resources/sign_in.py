@@ -23,10 +23,9 @@ from relay.access.bearers import MAX_TOKEN
 from relay.access.keys import SCOPES
 from relay.chance import time
 from relay.crypto import hash_token
-from relay.http import tickets
-from relay.http.auth import identify
-from relay.http.callers import Caller
-from relay.http.cookies import (
+from relay.http.credentials import tickets
+from relay.http.credentials.callers import Caller
+from relay.http.credentials.cookies import (
     MAILBOX,
     PAGE_KEY_HEADER,
     SESSION,
@@ -35,6 +34,8 @@ from relay.http.cookies import (
     put,
     shown,
 )
+from relay.http.credentials.page_sessions import Holder, Opened
+from relay.http.gate.auth import identify
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -47,9 +48,8 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.page_sessions import Holder, Opened
 from relay.http.paths import component, spelt
-from relay.http.problems import Problem, unauthenticated
+from relay.http.problems.details import Problem, unauthenticated
 from relay.http.routing import Api
 from relay.times import rfc3339
 

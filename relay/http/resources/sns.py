@@ -30,8 +30,9 @@ from quart import Response, request
 from relay.addresses import canonical
 from relay.chance import utc_now
 from relay.errors import TemporaryFailure
-from relay.http.callers import address_of
+from relay.http.credentials.callers import address_of
 from relay.http.deps import Fetch
+from relay.http.limits.rate_limits import RateLimits
 from relay.http.operations import (
     MAX_BODY,
     Access,
@@ -43,8 +44,7 @@ from relay.http.operations import (
     read_body,
 )
 from relay.http.probes.fetch import Unreadable
-from relay.http.problems import Problem, unavailable
-from relay.http.rate_limits import RateLimits
+from relay.http.problems.details import Problem, unavailable
 from relay.http.routing import Api
 from relay.log import get_logger
 from relay.mailboxes.sns import (

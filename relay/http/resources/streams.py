@@ -28,9 +28,16 @@ import trio
 from pydantic import Field
 from quart import Response, request, websocket
 
-from relay.http.callers import owner_of
-from relay.http.crowds import FEW
-from relay.http.following_mail import CHANGED, entries, events_of, loaded_of, pause, until_next
+from relay.http.credentials.callers import owner_of
+from relay.http.credentials.tickets import STREAM
+from relay.http.feeds.following_mail import (
+    CHANGED,
+    entries,
+    events_of,
+    loaded_of,
+    pause,
+    until_next,
+)
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -41,11 +48,11 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.problems import Problem, mailbox_not_found, unavailable
+from relay.http.problems.details import Problem, mailbox_not_found, unavailable
 from relay.http.resources.messages import BASE, PlacedEntry, WholeMessage
 from relay.http.routing import Api
-from relay.http.tickets import STREAM
-from relay.http.waiters import Waiter, Watch, watching
+from relay.http.waiting.crowds import FEW
+from relay.http.waiting.waiters import Waiter, Watch, watching
 from relay.mailboxes.arrivals import Sought, parse_after
 from relay.mailboxes.records import Entry, Mailbox, News, Placed
 from relay.mailboxes.visibility import Reach

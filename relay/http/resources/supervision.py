@@ -20,7 +20,7 @@ from typing import Any, Literal
 from quart import Response
 
 from relay.http.deps import Event, Logs, Node, NotNow, NotUnderstood, Supervision
-from relay.http.event_streams import event_stream, follow
+from relay.http.feeds.event_streams import event_stream, follow
 from relay.http.operations import (
     Access,
     Answer,
@@ -30,7 +30,7 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.problems import Problem, unavailable
+from relay.http.problems.details import Problem, unavailable
 from relay.http.routing import Api
 from relay.log import get_logger
 from relay.times import rfc3339

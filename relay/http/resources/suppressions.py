@@ -14,7 +14,8 @@ from pydantic import Field
 from quart import Response
 
 from relay.access.owners import REPORTS_ID
-from relay.http.entries import listed, of_caller, removed
+from relay.http.lists.entries import listed, of_caller, removed
+from relay.http.lists.paging import PageQuery
 from relay.http.operations import (
     Access,
     Answer,
@@ -26,8 +27,7 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.paging import PageQuery
-from relay.http.problems import missing_scope
+from relay.http.problems.details import missing_scope
 from relay.http.routing import Api
 from relay.outbound.suppression.suppressions import MAX_REASON, Suppression
 from relay.times import rfc3339

@@ -12,10 +12,10 @@ from typing import Annotated
 from pydantic import Field
 from quart import Response
 
+from relay.http.credentials.timing import pad_failure_time
 from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
 from relay.http.routing import Api
-from relay.http.timing import pad_failure_time
 
 
 class TokenToUse(Form):

@@ -30,9 +30,9 @@ from werkzeug.formparser import FormDataParser
 from werkzeug.http import parse_options_header
 
 from relay.errors import TemporaryFailure
-from relay.http import mailed_texts as texts
-from relay.http.mailed_pages import FORM, alert, mailed_page
-from relay.http.mailed_texts import said
+from relay.http.mailed import texts
+from relay.http.mailed.pages import FORM, alert, mailed_page
+from relay.http.mailed.texts import said
 from relay.http.operations import Access, Answer, Call, Operation, Query, read_body
 from relay.http.routing import Api
 from relay.log import get_logger

@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
-from relay.http.entries import BY_ID, listed, removed
+from relay.http.lists.entries import BY_ID, listed, removed
 from relay.http.operations import (
     MAILBOX_NOT_FOUND,
     Access,
@@ -26,7 +26,7 @@ from relay.http.operations import (
     json_response,
     no_content,
 )
-from relay.http.problems import Problem
+from relay.http.problems.details import Problem
 from relay.http.routing import Api
 from relay.ids import parse_uuid
 from relay.ssrf_guard import MAX_URL, BadUrl, check_url

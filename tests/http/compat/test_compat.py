@@ -20,9 +20,9 @@ from relay.http.routing import Api, Route
 from relay.ids import new_ids
 from relay.mailboxes.accept import insert_one
 from tests.http.conftest import SMALL, House, open_house
+from tests.http.gate.test_gate import MISSING, inert
 from tests.http.resources.test_all_messages import mailbox_of
 from tests.http.resources.test_streams import connect, in_thread
-from tests.http.test_gate import MISSING, inert
 
 MAILPIT, MAILHOG = "/compat/mailpit/api/v1", "/compat/mailhog/api"
 

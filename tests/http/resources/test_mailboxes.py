@@ -8,7 +8,7 @@ import trio
 from pydantic import TypeAdapter, ValidationError
 
 from relay.db.pool import Pool
-from relay.http.problems import invalid
+from relay.http.problems.details import invalid
 from relay.ids import new_id
 from relay.mailboxes import capture
 from relay.mailboxes.records import Mailbox

@@ -8,9 +8,9 @@ import time
 import pytest
 import trio
 
-from relay.http.openapi import describe
+from relay.http.description.openapi import describe
 from tests.http.conftest import House
-from tests.http.test_gate import routes
+from tests.http.gate.test_gate import routes
 
 SHEET = "/ui/style.css"
 

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from relay.http import picture_links
-from relay.http.pictures import kind_of
+from relay.http.previews import picture_links
+from relay.http.previews.pictures import kind_of
 from relay.http.resources import previews
 from relay.mailboxes.effort import MOST_TURNS
 from relay.mailboxes.pictures import placed

@@ -25,17 +25,17 @@ from relay.db.listen import Hub
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.http import tickets
-from relay.http.cookies import Shown
+from relay.http.credentials import tickets
+from relay.http.credentials.cookies import Shown
+from relay.http.credentials.page_sessions import SESSION_AGE, Holder, Opened, PageSessions
+from relay.http.credentials.tickets import PREVIEW, STREAM
 from relay.http.deps import Limits
-from relay.http.page_sessions import SESSION_AGE, Holder, Opened, PageSessions
 from relay.http.paths import spelt
-from relay.http.tickets import PREVIEW, STREAM
 from tests.db.cluster import Cluster
 from tests.eventually import eventually
 from tests.http.conftest import House, open_house
+from tests.http.gate.test_gate import MISSING, routes
 from tests.http.resources.test_streams import connect, in_thread
-from tests.http.test_gate import MISSING, routes
 
 KEYS = (b"k" * 32, b"o" * 32)
 HEADER = "X-Relay-Page-Key"

@@ -17,8 +17,8 @@ from relay.access.keys import ApiKey, Keys
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
-from relay.http.downloads import Downloads
-from relay.http.problems import unavailable
+from relay.http.problems.details import unavailable
+from relay.http.responses.downloads import Downloads
 from supervisor import Stuck
 from tests.actors.running import at_rest
 from tests.db.cluster import Cluster

@@ -19,7 +19,7 @@ from cryptography.fernet import Fernet
 from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir
 from relay.db.pool import Pool
-from relay.http.mailed_pages import POLICY
+from relay.http.mailed.pages import POLICY
 from relay.keyring import Keyring
 from relay.lifecycle.consumption import FREE_GUESSES
 from relay.lifecycle.tokens import Action, sign

@@ -18,9 +18,9 @@ from relay.access.owners import ADMINISTRATOR_ID
 from relay.datadir import DataDir
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
-from relay.http import mailed_texts
-from relay.http.mailed_pages import POLICY
-from relay.http.mailed_texts import (
+from relay.http.mailed import texts
+from relay.http.mailed.pages import POLICY
+from relay.http.mailed.texts import (
     UNSUBSCRIBE,
     UNSUBSCRIBE_ASK,
     UNSUBSCRIBE_DEAD,
@@ -358,6 +358,6 @@ async def test_who_reads_german_is_asked_in_german(house: House):
 
 def english(page: str) -> list[str]:
     """Which of the texts of these pages are in it in English."""
-    every = [one for one in vars(mailed_texts).values() if isinstance(one, mailed_texts.Text)]
+    every = [one for one in vars(texts).values() if isinstance(one, texts.Text)]
     assert len(every) > 20
     return [one.en for one in every if one.en != one.de and f">{one.en}<" in page]

@@ -25,10 +25,10 @@ from relay.http.compat.answers import bad
 from relay.http.compat.callers_mail import CallersMail
 from relay.http.compat.declarations import MOST_ROWS, NO_EVENTS, Window, compat, not_there
 from relay.http.compat.mailhog.shapes import message
-from relay.http.json_pieces import json_pieces
 from relay.http.operations import Call, json_bytes
-from relay.http.problems import from_status
+from relay.http.problems.details import from_status
 from relay.http.resources.all_messages import reach_of
+from relay.http.responses.json_pieces import json_pieces
 from relay.http.routing import Api
 from relay.mailboxes.mails import EVERYTHING, Criteria, Found, Mail
 from relay.mailboxes.query import Field, Term

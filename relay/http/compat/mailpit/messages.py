@@ -18,7 +18,7 @@ from relay.http.compat.mailpit import shapes
 from relay.http.compat.mailpit.shared import API, OK, ROOT, OfSearch, named
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.operations import Call, json_response
-from relay.http.problems import from_status
+from relay.http.problems.details import from_status
 from relay.http.resources.all_messages import reach_of
 from relay.http.resources.previews import (
     Own,

@@ -16,8 +16,8 @@ from relay.metrics import registry
 from tests.eventually import eventually
 from tests.http.compat.test_compat import MAILPIT, letter, listed, nested
 from tests.http.conftest import SMALL, House, open_house, unread
+from tests.http.gate.test_gate import MISSING
 from tests.http.resources.test_all_messages import mailbox_of
-from tests.http.test_gate import MISSING
 
 TO = ", ".join(f"{'😀' * 90} <ada{n}@x.example>" for n in range(40))
 

@@ -1,0 +1,234 @@
+"""Whoever waits for mail: what wakes them, and how many there may be.
+
+Promises
+  * Whoever waits hears of new mail, of their mailbox's end, of the relay's stopping, and when their
+    page session may be over; who asks for it, of messages that were changed, too: of so many that
+    it may be any, once a second at most.
+  * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
+    mailboxes: an owner) and an address, and some that only this machine's own and the
+    administrator's calls get.
+
+Fails with a 429 or a 503 when there is no room for one more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import trio
+from prometheus_client import Gauge
+
+from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES, of_owner
+from relay.db.listen import Bell, Hub, Subscription
+from relay.http.credentials.callers import address_of
+from relay.http.deps import Limits
+from relay.http.operations import Call, StillAdmitted
+from relay.http.problems.details import Problem, unavailable
+from relay.mailboxes.visibility import Reach
+from relay.metrics import registry
+from relay.ports.peers import Place, PortGate, TurnedAway
+from relay.ports.proxy import Network
+
+STREAMS = Gauge(
+    "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
+)
+
+
+_EDITED = 1000  # keys that are kept; more are all of them
+_ALL_EVERY = 1.0  # s; that any message may be changed is told no more often
+
+
+class Watch:
+    """Wake-ups that concern one mailbox, or all of an owner's, or all.
+
+    `bell` rings at them; `changes`: of what is changed of messages, for those who want to know.
+    """
+
+    def __init__(
+        self, bell: Bell, changes: Subscription | None = None, mail: Subscription | None = None
+    ) -> None:
+        self._bell = bell
+        self._mail = mail
+        self._changes = changes
+        self._edited: set[str] | None = set()
+        self._quiet_until = -math.inf
+
+    @property
+    def edited(self) -> bool:
+        """Whether messages were changed since they were `taken`."""
+        return self._edited is None or bool(self._edited)
+
+    def taken(self) -> set[str] | None:
+        """The keys of what was changed since the last call; None: of any message."""
+        edited, self._edited = self._edited, set()
+        if edited is None:
+            self._quiet_until = trio.current_time() + _ALL_EVERY
+        return edited
+
+    def give_back(self) -> None:
+        """What was taken could not be told: by now it may be any message."""
+        self._edited = None
+
+    def ring(self) -> None:
+        """Wake who waits."""
+        self._bell.ring()
+
+    def mute(self, muted: bool) -> None:
+        """Have new mail wake nobody, or again."""
+        assert self._mail is not None
+        self._mail.is_muted = muted
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether there was new mail since it was `heard`."""
+        return self._mail is not None and self._mail.woken
+
+    async def heard(self) -> bool:
+        """Whether there was new mail since this was asked last."""
+        if not self.has_mail:
+            return False
+        assert self._mail is not None
+        await self._mail.wait()
+        return True
+
+    async def _hear(self) -> None:
+        assert self._changes is not None
+        await self._changes.wait()
+        heard = self._changes.heard
+        if heard is None or self._edited is None or len(self._edited) > _EDITED:
+            self._edited = None
+            # One owner's changes to very many mailboxes come so to everybody, however often.
+            await trio.sleep_until(self._quiet_until)
+        else:
+            self._edited |= heard
+
+    async def wait(self, seconds: float) -> bool:
+        """Return at the next wake-up, or after `seconds`; whether there was one."""
+        woken = False
+
+        async def one(wait: Callable[[], Awaitable[None]]) -> None:
+            nonlocal woken
+            await wait()
+            woken = True
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(max(0.0, seconds)):
+            if self._changes is None:  # most wait for mail alone: at once, and in no other task
+                await self._bell.wait()
+                return True
+            async with trio.open_nursery() as nursery:
+                for wait in (self._bell.wait, self._hear):
+                    nursery.start_soon(one, wait)
+        return woken
+
+
+def key_of(reach: Reach) -> str | None:
+    """Return what `SUMMARIES` and `CHANGES` name it by."""
+    if reach.mailbox_id is not None:
+        return str(reach.mailbox_id)
+    return None if reach.owner_id is None else of_owner(reach.owner_id)
+
+
+@contextmanager
+def watching(
+    hub: Hub,
+    reach: Reach,
+    admission: StillAdmitted,
+    *,
+    edits: bool = False,
+) -> Iterator[Watch]:
+    """Hear of new summaries within reach, of changes to a mailbox that is all of it, and when the
+    caller's page session may be over; with `edits` of changed messages, too.  That the relay is
+    stopping everybody hears who listens to the hub (`actors/control.py`)."""
+    one, bell = reach.mailbox_id, Bell()
+    with (
+        hub.subscribe(CHANGES, key_of(reach)) if edits else nullcontext() as changed,
+        admission.watched(bell),
+        hub.subscribe(SUMMARIES, key_of(reach), bell=bell) as mail,
+        nullcontext() if one is None else hub.subscribe(MAILBOXES, str(one), bell=bell),
+    ):
+        yield Watch(bell, changed, mail)
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """One that waits: who it is, and on what, as it counts against the limits.
+
+    `subject`: the mailbox, or the owner of all that are waited on.
+    """
+
+    subject: UUID
+    host: str
+    administrator: bool
+
+    @classmethod
+    def of(cls, call: Call, connection: Any, trusted: Collection[Network]) -> Waiter:
+        """Return the waiter of a call; `trusted`: proxies whose word on the address counts."""
+        administrator = call.caller is not None and call.caller.key is None
+        subject = call.caller.owner_id if call.mailbox is None else call.mailbox.id
+        return cls(subject, address_of(connection, trusted), administrator)
+
+
+class Slots:
+    """How many wait at once: on one mailbox, of one address, and in all.
+
+    The administrator may take the last of them; strangers, and any one address, may not.
+    """
+
+    def __init__(self, limits: Limits, trusted: Collection[Network] = ()) -> None:
+        self._limits = limits
+        self._held: dict[UUID, int] = {}
+        self._gate = PortGate(
+            "streams", limits.streams, max(1, limits.streams // 4), trusted=trusted
+        )
+
+    def check(self, waiter: Waiter) -> None:
+        """Raise the 429 or the 503 when there is no room for one more."""
+        self._enter(waiter).leave()
+
+    def on(self, subject: UUID) -> int:
+        """How many wait on a mailbox now, or on all of an owner."""
+        return self._held.get(subject, 0)
+
+    def _enter(self, waiter: Waiter) -> Place:
+        subject = waiter.subject
+        if self._held.get(subject, 0) >= self._limits.streams_per_mailbox:
+            raise Problem(
+                429,
+                "too-many-waits",
+                f"At most {self._limits.streams_per_mailbox} calls may wait on one mailbox, or of"
+                " one owner on all mailboxes.",
+                headers={"Retry-After": "5"},
+            )
+        place = self._gate.enter(waiter.host, trio.current_time(), privileged=waiter.administrator)
+        if place is TurnedAway.PEER:
+            raise Problem(
+                429,
+                "too-many-waits",
+                "Your address has as many calls waiting for mail as one may have.",
+                headers={"Retry-After": "5"},
+            )
+        if isinstance(place, TurnedAway):
+            raise unavailable("Too many calls wait for mail; try again.", retry_after=5)
+        return place
+
+    @contextmanager
+    def hold(self, waiter: Waiter, kind: str) -> Iterator[None]:
+        """Count one more for the block; `check` first."""
+        subject = waiter.subject
+        place = self._enter(waiter)
+        self._held[subject] = self._held.get(subject, 0) + 1
+        STREAMS.labels(kind).inc()
+        try:
+            yield
+        finally:
+            STREAMS.labels(kind).dec()
+            place.leave()
+            self._held[subject] -= 1
+            if not self._held[subject]:
+                del self._held[subject]
