@@ -12,7 +12,8 @@ own address (`is_near`), of however short a name.
 
 Promises: nobody else is told of an address that somebody has or had, as long as the relay remembers
 (`RELAY_EXPIRY__RETENTION`).  Of captured mail is told what is a mailbox's by its sign: to its local
-part at another domain, or from who signed in by the name that is asked for.
+part at another domain, or from who signed in by the name that is asked for.  Only where there is
+none of that is told what came from who had not signed in, which may be anybody's.
 
 Fails with `DatabaseUnavailable` (temporary) from the pool.
 """
@@ -34,11 +35,15 @@ _LEAST = 12  # characters of a local part
 
 @dataclass(frozen=True)
 class Astray:
-    """A recipient for whom mail was captured: `count` messages, the last one at `at`."""
+    """A recipient for whom mail was captured: `count` messages, the last one at `at`.
+
+    `attributed`: whether it is a mailbox's by its sign.
+    """
 
     address: str
     at: datetime
     count: int
+    attributed: bool
 
 
 class Misaddressed:
@@ -75,11 +80,12 @@ class Misaddressed:
 
     async def captured(self, mailbox: Mailbox, login: str | None, limit: int) -> list[Astray]:
         """Return for whom mail was captured since `mailbox` was made, the last one first: for its
-        own local part, and what came from who signed in as `login`.  It is for the administrator.
+        own local part, and what came from who signed in as `login`; where there is none, what came
+        from who had not signed in.  It is for the administrator.
         """
         rows = await self._pool.fetch(
             f"""
-            SELECT {SHOWN}, m.at, m.count
+            SELECT {SHOWN}, m.at, m.count, m.attributed
             FROM (
                 SELECT *
                 FROM relay.mailboxes b
@@ -89,16 +95,20 @@ class Misaddressed:
                 LIMIT {_LOOKED_AT}
             ) b
             CROSS JOIN LATERAL (
-                SELECT max(received_at) AS at, count(*) AS count
-                FROM relay.messages
-                WHERE mailbox_id = b.id
-                  AND received_at >= %(since)s  -- messages_mailbox
-                  AND (login = %(login)s::text OR starts_with(b.address, %(local_part)s || '@'))
+                SELECT max(received_at) AS at, count(*) AS count, attributed
+                FROM (
+                    SELECT received_at, login, starts_with(b.address, %(local_part)s || '@')
+                                               OR coalesce(login = %(login)s::text, false)
+                    FROM relay.messages
+                    WHERE mailbox_id = b.id
+                      AND received_at >= %(since)s  -- messages_mailbox
+                ) one (received_at, login, attributed)
+                WHERE attributed OR login IS NULL
+                GROUP BY attributed
             ) m
             WHERE {LIVE}
               AND b.id <> %(mailbox)s
-              AND m.count > 0
-            ORDER BY m.at DESC
+            ORDER BY m.attributed DESC, m.at DESC
             LIMIT %(limit)s
             """,  # noqa: S608 - constants of ours
             {
@@ -109,7 +119,8 @@ class Misaddressed:
                 "limit": limit,
             },
         )
-        return [Astray(*row) for row in rows]
+        found = [Astray(*row) for row in rows]
+        return [one for one in found if one.attributed] or found
 
 
 def is_near(written: str, meant: str) -> bool:

@@ -210,7 +210,8 @@ def test_a_wait_in_vain_leaves_out_whom_other_tests_mistyped(
 def test_a_wait_in_vain_says_what_was_captured(
     relay: Relay, inbox: Inbox, smtp_server: SmtpServer, deliver: Deliver
 ) -> None:
-    """To the inbox's name at another domain, or as this test's user; no other test's, nor old."""
+    """To the inbox's name at another domain, or as this test's user; no other test's, nor old.
+    Where there is none, what nobody signed in for."""
 
     def signed_in(user: str, to: str) -> None:
         with smtplib.SMTP(smtp_server.host, smtp_server.port) as smtp:
@@ -230,8 +231,15 @@ def test_a_wait_in_vain_says_what_was_captured(
         " recipients was captured since the inbox was made:"
         f"\n  {name}@{domain}\n  ops@{domain} (2 messages)"
     )
-    with relay.inbox() as later, pytest.raises(WaitTimeout, match=r"nothing came$"):
-        later.wait(timeout=0.1)
+    with relay.inbox() as later:
+        with pytest.raises(WaitTimeout, match=r"nothing came$"):
+            later.wait(timeout=0.1)
+        deliver("ada@customer.example")
+        deliver("ada@customer.example")
+        with pytest.raises(WaitTimeout) as unsigned:
+            later.wait(timeout=0.1)
+    said = "ada@customer.example (2 messages; nobody signed in: perhaps another test's)"
+    assert unsigned.value.captured == (said,)
     with Relay(relay.url, None) as nobody, nobody.inbox() as theirs:
         signed_in(smtp_server.user, f"ops@{domain}")
         with pytest.raises(WaitTimeout, match=r"nothing came$"):

@@ -76,7 +76,8 @@ export class WaitTimeout extends RelayError {
    * @param rejectedRecipients A line for each recipient that SMTP rejected since the inbox was
    * made, and whose business that is; the newest first.
    * @param captured A line for each recipient at another domain for whom mail was captured since
-   * then, of this inbox's sender or by its name; none but for the administrator's token.
+   * then, of this inbox's sender or by its name, or else of who had not signed in; none but for
+   * the administrator's token.
    * @param hint What to look at next, in sentences of this client's own; empty where nothing is
    * known.
    */

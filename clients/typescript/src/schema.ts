@@ -245,6 +245,8 @@ export interface components {
             at: string;
             /** @description how many messages */
             count: number;
+            /** @description whether it is known to have been meant; false: its sender had not signed in, and may be another test's */
+            attributed: boolean;
         };
         /** @description One check: its result in the words of RFC 8601, and why. */
         Check: {

@@ -156,7 +156,7 @@ export function inVain(
   entries: readonly EntryJson[],
   found: readonly string[] = [],
   rejected: readonly Pick<RejectedJson, "address" | "reply">[] = [],
-  captured: readonly Pick<CapturedJson, "address" | "count">[] = [],
+  captured: readonly Pick<CapturedJson, "address" | "count" | "attributed">[] = [],
   untold = false,
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
@@ -167,9 +167,11 @@ export function inVain(
   const beside = found.length > 0 ? `${found.length} came, and ${some}` : `${some} came`;
   const instead = count === 0 ? none : beside + newest;
   const recipients = rejected.map(({ address, reply }) => `${address} (${reply})`);
-  const astray = captured.map(({ address, count: so }) =>
-    so === 1 ? address : `${address} (${so} messages)`,
-  );
+  const astray = captured.map(({ address, count: so, attributed }) => {
+    const known = so === 1 ? [] : [`${so} messages`];
+    if (attributed === false) known.push("nobody signed in: perhaps another test's");
+    return known.length > 0 ? `${address} (${known.join("; ")})` : address;
+  });
   const hint = untold ? UNTOLD : "";
   return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray, hint);
 }

@@ -437,6 +437,15 @@ test(
   }),
 );
 
+test(
+  "a wait in vain says what nobody signed in for, where nothing else was captured",
+  withInbox(async (inbox) => {
+    for (const _ of "12") await deliver("ada@customer.example");
+    const said = "ada@customer.example (2 messages; nobody signed in: perhaps another test's)";
+    await assert.rejects(inbox.wait({ timeout: 100 }), { captured: [said] });
+  }),
+);
+
 async function byKey() {
   const made = await fetch(`${process.env.RELAY_URL}/api/v1/keys`, {
     method: "POST",

@@ -228,6 +228,7 @@ FIELDS: Mapping[str, Any] = {
     "content_id": None,
     "type": "new_message",
     "count": 3,
+    "attributed": True,
     "result": "pass",
     "detail": "the key of shop.example verifies it",
     "score": 9.5,

@@ -147,6 +147,13 @@ class CapturedEntry(View):
     address: str
     at: Annotated[Instant, Field(description="when the last of it came")]
     count: Annotated[int, Field(description="how many messages")]
+    attributed: Annotated[
+        bool,
+        Field(
+            description="whether it is known to have been meant; false: its sender had not signed "
+            "in, and may be another test's"
+        ),
+    ]
 
 
 class AllowanceEntry(View):
@@ -380,8 +387,8 @@ def register(api: Api) -> None:
             query=CapturedQuery,
             details="For a test in which no mail came: its application may have written to another "
             "domain. Mail to the mailbox's name at any other domain is meant, and what came from "
-            "who had signed in as `login`. Captured mail is the administrator's: to anybody else "
-            "this list is empty.",
+            "who had signed in as `login`; where there is none, what came from who had not signed "
+            "in. Captured mail is the administrator's: to anybody else this list is empty.",
         ),
     )
     async def captured(call: Call) -> Response:
@@ -392,7 +399,15 @@ def register(api: Api) -> None:
                 call.mailbox, call.query.login, _MOST_ASTRAY
             )
         return json_response(
-            [{"address": one.address, "at": rfc3339(one.at), "count": one.count} for one in found]
+            [
+                {
+                    "address": one.address,
+                    "at": rfc3339(one.at),
+                    "count": one.count,
+                    "attributed": one.attributed,
+                }
+                for one in found
+            ]
         )
 
     @api.add(

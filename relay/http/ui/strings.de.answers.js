@@ -103,6 +103,7 @@ export default {
   "how often it was refused": "wie oft abgewiesen wurde",
   "when the last of it came": "wann die letzte davon kam",
   "how many messages": "wie viele Nachrichten",
+  "whether it is known to have been meant; false: its sender had not signed in, and may be another test's": "ob bekannt ist, dass sie gemeint ist; false: Wer sie sandte, war nicht angemeldet und kann zu einem anderen Test gehören",
   "of these, what nobody has read": "davon, was niemand gelesen hat",
   "of the raw messages in it": "der Rohdaten aller Nachrichten darin",
   "what the plan allows; null: no limit. When it is reached, mail for it is answered 452 4.2.2": "was der Tarif erlaubt; null: keine Grenze. Ist sie erreicht, wird Mail dafür mit 452 4.2.2 beantwortet",

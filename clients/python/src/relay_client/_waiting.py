@@ -244,10 +244,14 @@ def _captured(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
         )
     except RelayError:
         return []
-    return [
-        one["address"] if one["count"] == 1 else f"{one['address']} ({one['count']} messages)"
-        for one in found
-    ]
+    return [_recipient(one) for one in found]
+
+
+def _recipient(one: JSON) -> str:
+    known = [] if one["count"] == 1 else [f"{one['count']} messages"]
+    if not one.get("attributed", True):
+        known.append("nobody signed in: perhaps another test's")
+    return f"{one['address']} ({'; '.join(known)})" if known else str(one["address"])
 
 
 def _is_untold(handle: InboxHandle, deadline: float) -> Flow[bool]:

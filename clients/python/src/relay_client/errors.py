@@ -90,7 +90,8 @@ class WaitTimeout(RelayError, TimeoutError):
         that is; the newest first."""
         self.captured = tuple(captured)
         """A line for each recipient at another domain for whom mail was captured since then, of
-        this inbox's sender or by its name; none but for the administrator's token."""
+        this inbox's sender or by its name, or else of who had not signed in; none but for the
+        administrator's token."""
         self.hint = hint
         """What to look at next, in sentences of this client's own; empty where nothing is known."""
 
