@@ -517,8 +517,8 @@ def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
     assert (refused.value.status, refused.value.problem) == (422, "invalid")
 
 
-def test_an_inbox_ends_with_its_block(relay: Relay) -> None:
-    """Afterwards it is not there; one that was opened stays."""
+def test_an_inbox_ends_with_its_block(relay: Relay, deliver: Deliver) -> None:
+    """Afterwards it is not there, nor what came to it, and that is said; one that was opened stays."""
     local_part = f"a/b?{time.time_ns()}"
     with relay.inbox(ttl=10, local_part=local_part) as inbox:
         address = inbox.address
@@ -527,10 +527,24 @@ def test_an_inbox_ends_with_its_block(relay: Relay) -> None:
         with relay.mailbox(address) as same:
             assert same.messages() == []
         assert inbox.messages() == []
+        deliver(address, terms=b"Be kind.")
+        message = inbox.wait()
     with pytest.raises(Refused, match="404 mailbox-not-found"):
         relay.mailbox(address).wait(timeout=5)
     with pytest.raises(RelayError, match=r"^the inbox was closed before any mail was waited for$"):
         inbox.wait(timeout=5)
+    for read in (
+        inbox.messages,
+        lambda: inbox.search("x"),
+        lambda: message.raw,
+        lambda: message.attachments[0].content,
+        message.checks,
+        message.delete,
+    ):
+        with pytest.raises(RelayError) as gone:
+            read()
+        said = f"the inbox {address} was closed, and its mail is gone: read it before that"
+        assert str(gone.value) == said
     inbox.close()  # twice does no harm, unless one wants to know
     with pytest.raises(Refused, match="404 mailbox-not-found"):
         inbox.close(strict=True)

@@ -487,6 +487,10 @@ export class Inbox implements AsyncDisposable {
     this.#exchange.call({ ...this.#request(method, path), ...more });
 
   #request(method: RepeatableRequest["method"], path: string, query?: Query): RepeatableRequest {
+    if (this.#closed && path) {
+      const said = "was closed, and its mail is gone: read it before that";
+      throw new RelayError(`the inbox ${this.address} ${said}`);
+    }
     return {
       method,
       path: `${pathOf(this.address)}${path}`,

@@ -701,9 +701,22 @@ test("an inbox says when it ends, which is no later than its plan allows", async
   assert.equal(relay.mailbox("a@relay.localhost").expiresAt, null);
 });
 
-test("an inbox that was closed is not waited for", async () => {
+test("an inbox that was closed is not waited for, nor is it read", async () => {
   const inbox = await relay.inbox();
+  await deliver(inbox.address, { attachments: [{ filename: "a.txt", content: "Be kind." }] });
+  const message = await inbox.wait();
   await inbox.close();
+  for (const read of [
+    () => inbox.messages(),
+    () => message.raw,
+    () => message.attachments[0]?.content,
+    () => message.checks(),
+    () => message.delete(),
+  ]) {
+    await assert.rejects(async () => read(), {
+      message: `the inbox ${inbox.address} was closed, and its mail is gone: read it before that`,
+    });
+  }
   const why = /^RelayError: the inbox was closed before mail with 'Reset' in the subject was waited for$/;
   await assert.rejects(inbox.wait({ subject: "Reset" }), why);
   await assert.rejects(inbox.waitMany(1, { subject: "Reset" }), why);

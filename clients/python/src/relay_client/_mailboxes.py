@@ -102,7 +102,7 @@ class InboxHandle:
         """Return a call that reads."""
         return ApiRequest(
             "GET",
-            f"{self.path}{path}",
+            self._path_of(path),
             params,
             headers=self.headers,
             long_poll=long_poll,
@@ -111,11 +111,20 @@ class InboxHandle:
 
     def get_raw(self, path: str) -> ApiRequest:
         """Return a call that reads what is no JSON."""
-        return ApiRequest("GET", f"{self.path}{path}", headers=self.headers, max_bytes=RAW_BYTES)
+        path = self._path_of(path)
+        return ApiRequest("GET", path, headers=self.headers, max_bytes=RAW_BYTES)
 
     def delete(self, path: str = "") -> ApiRequest:
         """Return a call that removes."""
-        return ApiRequest("DELETE", f"{self.path}{path}", headers=self.headers)
+        return ApiRequest("DELETE", self._path_of(path), headers=self.headers)
+
+    def _path_of(self, path: str) -> str:
+        """Return the path of something in it; `RelayError` where it was closed, and is empty."""
+        if self.closed and path:
+            raise RelayError(
+                f"the inbox {self.address} was closed, and its mail is gone: read it before that"
+            )
+        return f"{self.path}{path}"
 
 
 def part_of(text: str, safe: str = "") -> str:
