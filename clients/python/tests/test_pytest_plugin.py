@@ -692,6 +692,7 @@ def test_it(inbox):
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*@pytest.mark.relay_inbox(ttl=None, *tll*"])
     result.stdout.no_fnmatch_line("*TypeError*")
+    result.stdout.no_fnmatch_line("During handling of *")
 
 
 def test_an_inbox_that_cannot_be_made_is_said_in_a_line(inner: pytest.Pytester) -> None:
@@ -714,7 +715,7 @@ def test_is_no_address(inbox):
     wrong = "an inbox's ttl is a number of minutes above 0, not 0"
     result.stdout.fnmatch_lines([f"@pytest.mark.relay_inbox: {wrong}"])
     result.stdout.fnmatch_lines(["@pytest.mark.relay_inbox: 422 *"])
-    for frame in ("*Error*", "*httpx*", "*def *"):
+    for frame in ("*Error*", "*httpx*", "*def *", "During handling of *"):
         result.stdout.no_fnmatch_line(frame)
 
 
@@ -803,6 +804,26 @@ def test_it(inbox, smtp_server):
     )
 
 
+def test_html_alone_is_shown_as_such(inner: pytest.Pytester) -> None:
+    """Or the report shows a text that `.text` does not have."""
+    inner.makepyfile(
+        """
+def test_it(inbox, relay):
+    for text in None, "Hello":
+        relay.send(from_="a@b.example", to=inbox.address, subject="A", text=text, html="<b>Hi</b>")
+        message = inbox.wait(after=None if text is None else message)
+        assert message.text is None if text is None else "Hello" in message.text
+    assert inbox.wait().text == "Hi"
+"""
+    )
+    result = _run(inner)
+    result.assert_outcomes(failed=1)
+    heads = r"from a@b\.example: A\n(.*)\n\nHi\n(?:.*\n)+.*from a@b\.example: A\n\nHello\n"
+    found = re.search(heads, result.stdout.str())
+    assert found is not None
+    assert found[1] == "HTML only: .text is None"
+
+
 def test_what_the_report_cannot_read_ends_no_run(inner: pytest.Pytester) -> None:
     """Whatever it fails with: an error that leaves a hook ends all tests, and one that leaves a
     block hides the test's own."""
@@ -837,6 +858,7 @@ def test_without_a_token_it_says_what_is_needed(
     result.stdout.fnmatch_lines(
         ["*set RELAY_TOKEN to a key of it (relay key create * --scope read,send)*"]
     )
+    result.stdout.no_fnmatch_line("During handling of *")
 
 
 def test_a_relay_is_started_and_stopped(

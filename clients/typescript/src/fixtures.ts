@@ -217,6 +217,8 @@ function described(message: Message): string {
     ...(code === null ? [] : [`code: ${code}`]),
     ...message.links.slice(0, 10).map((link) => `link: ${link}`),
   ].join("\n");
-  const body = message.text?.trim() || readable(message.html ?? "");
-  return `${visible(head, MAX_LENGTH)}\n\n${visible(body, MAX_LENGTH)}`;
+  const { text, html } = message;
+  const kind = text === null && html !== null ? "\nHTML only: .text is null" : "";
+  const body = text?.trim() || readable(html ?? "");
+  return `${visible(head, MAX_LENGTH)}${kind}\n\n${visible(body, MAX_LENGTH)}`;
 }

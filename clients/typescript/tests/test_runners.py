@@ -164,7 +164,9 @@ def test_playwright(run: Run, project: Path, chromium: str, relay: Relay) -> Non
     assert "relay-client/dist" not in failed["error"]["stack"]
     text, html, other, own, _, *more = failed["attachments"]
     assert re.fullmatch(r"mail to [a-z-]+@relay\.localhost", own["name"])
-    assert re.search("from a@shop.example: Own\n+HTML & alone$", _content(own))
+    assert re.search(
+        r"from a@shop.example: Own\nHTML only: \.text is null\n\nHTML & alone$", _content(own)
+    )
     assert {one["name"] for one in more} <= {"error-context"}, "which a newer Playwright adds"
     assert other["name"] == r"mail: \u0023#vso[task.x]\u202e"
     assert re.fullmatch(r"mail to failed-\d+@relay\.localhost", text["name"])

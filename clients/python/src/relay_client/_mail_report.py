@@ -91,6 +91,8 @@ def _described(message: MessageData) -> str:
     head = visible(
         f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_LENGTH
     )
+    if message.text is None and message.html is not None:
+        head += "\nHTML only: .text is None"
     body = (message.text or "").strip() or readable(message.html or "")
     return f"{head}\n\n{visible(body, _MAX_LENGTH)}"
 

@@ -22,7 +22,7 @@ import os
 from collections.abc import Generator, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, NoReturn, TypeVar
 
 import httpx
 import pytest
@@ -173,6 +173,11 @@ class _Relays:
                 self._ours = None
 
 
+def _fail(why: str) -> NoReturn:
+    """Fail a test with that alone: frames would be of this package and httpx, none the test's."""
+    raise pytest.fail.Exception(why, pytrace=False) from None
+
+
 def _is_reachable(relay: Relay) -> bool:
     try:
         with within(_PROBE_TIMEOUT), relay._http.stream("HEAD", "/"):
@@ -257,13 +262,12 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
     try:
         _NAMES.bind(*args, **wanted)
     except TypeError as error:
-        pytest.fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}", pytrace=False)
+        _fail(f"@pytest.mark.relay_inbox{_NAMES}: {error}")
     relays = request.config.stash[_RELAYS]
     try:
         made = relays.ask(relay, lambda: relay.inbox(*args, **wanted))
     except RelayError as error:
-        # Without frames: all are of this package and httpx, and none is the test's.
-        pytest.fail(f"@pytest.mark.relay_inbox: {error}" if marker else str(error), pytrace=False)
+        _fail(f"@pytest.mark.relay_inbox: {error}" if marker else str(error))
     yield made
     if keeps:
         relays.report.keep(made.address, relay.url)
@@ -294,10 +298,9 @@ def _relay_info(request: pytest.FixtureRequest, relay: Relay) -> Info:
     except Refused as refused:
         if refused.status != 401:
             raise
-        pytest.fail(
+        _fail(
             "smtp_server asks the relay where it takes mail: set RELAY_TOKEN to a key of it"
-            " (relay key create --owner tests --scope read,send)",
-            pytrace=False,
+            " (relay key create --owner tests --scope read,send)"
         )
 
 
