@@ -518,7 +518,7 @@ def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:
 
 
 def test_an_inbox_ends_with_its_block(relay: Relay, deliver: Deliver) -> None:
-    """Afterwards it is not there, nor what came to it, and that is said; one that was opened stays."""
+    """Afterwards it is not there, nor is its mail, which is said; one that was opened stays."""
     local_part = f"a/b?{time.time_ns()}"
     with relay.inbox(ttl=10, local_part=local_part) as inbox:
         address = inbox.address

@@ -24,6 +24,7 @@ from untrusted import plain, untrusted
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
 from relay_client._connect import connection
 from relay_client._mailboxes import InboxHandle
+from relay_client._smtp_server import SmtpServer
 from relay_client._text import quoted
 
 Tell = Callable[[str], None]
@@ -282,6 +283,26 @@ def test_who_cannot_be_trusted_is_asked_once(server: str, client: str, tmp_path:
                 anyio.run(ask, url, backend=client)
         assert time.monotonic() - began < 5.0
         assert len(came) == 1
+
+
+@pytest.mark.parametrize("client", ["sync", "asyncio", "trio"])
+def test_who_speaks_no_http_is_asked_once(client: str, smtp_server: SmtpServer) -> None:
+    """As the relay's own SMTP does, by a port that was mistaken: the error says who that is."""
+
+    async def ask(url: str) -> None:
+        async with AsyncRelay(url, "x") as relay:
+            await relay.info()
+
+    url = f"http://{smtp_server.host}:{smtp_server.port}"
+    said = r"it says '220 \S+ ESMTP Relay', which is not HTTP; a relay's URL is that of its HTTP "
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=rf"^no relay answers at {url}/api/v1/info: {said}port,"):
+        if client == "sync":
+            with Relay(url, "x") as relay:
+                relay.info()
+        else:
+            anyio.run(ask, url, backend=client)
+    assert time.monotonic() - began < 5.0
 
 
 def test_a_handshake_that_is_broken_off_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -802,6 +802,7 @@ def test_it(inbox, smtp_server):
     result.stdout.fnmatch_lines(
         ["*NoSuchLink: no link in a message without a subject; *", "*:* from <>: (no subject)"]
     )
+    result.stdout.no_fnmatch_line("*_records.py*")
 
 
 def test_html_alone_is_shown_as_such(inner: pytest.Pytester) -> None:

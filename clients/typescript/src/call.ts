@@ -167,7 +167,7 @@ export function noRelay({ status, headers, bytes, fault }: Answer, why = fault):
   const leads = location !== null && status >= 300 && status < 400;
   const said = leads
     ? `it leads to ${location}`
-    : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim()));
+    : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 100)).trim()));
   return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
 }
 

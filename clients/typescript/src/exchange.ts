@@ -21,8 +21,8 @@ import {
 } from "./call.js";
 import { Refused, RelayError, Unreachable, hide } from "./errors.js";
 import "./frames.js";
-import { type RelayOptions, target } from "./options.js";
-import { inALine } from "./text.js";
+import { DEFAULT_URL, type RelayOptions, target } from "./options.js";
+import { inALine, quoted } from "./text.js";
 
 /** For how long a call is repeated that has no deadline of its own. */
 const RETRY_TIMEOUT = 10_000;
@@ -77,9 +77,11 @@ const NOT_CONNECTED = new Set([
 const HOPELESS =
   /^(?!.*UNEXPECTED_EOF)(ERR_(TLS|SSL)_|EPROTO$|UNABLE_TO_|CRL_|(INVALID_(CA|PURPOSE)|PATH_LENGTH_EXCEEDED|HOSTNAME_MISMATCH)$)|CERT/;
 
+/** What says that the other side speaks no HTTP: no try will do better. */
+const NO_HTTP = "HPE_INVALID_CONSTANT";
+
 /** What says that the other side answers in clear. */
 const IN_CLEAR = /^ERR_SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)$/;
-const CLEAR = "; it answers without TLS: is http:// meant?";
 
 /** A request, and when it may be made again. @internal */
 export interface RepeatableRequest extends ApiRequest {
@@ -184,11 +186,16 @@ export class Exchange {
           const { base } = this.#caller;
           const asked = `${one.method} ${base}${one.path}`;
           const seconds = ((performance.now() - began) / 1000).toFixed(1);
-          const said = HOPELESS.test(code)
-            ? `no TLS connection to ${base}: ${text} (${code})${IN_CLEAR.test(code) ? CLEAR : ""}`
-            : `the relay does not answer ${asked} (for ${seconds} s: ${text})`;
+          let said = `the relay does not answer ${asked} (for ${seconds} s: ${text})`;
+          if (HOPELESS.test(code)) {
+            said = `no TLS connection to ${base}: ${text} (${code})`;
+            if (IN_CLEAR.test(code)) said += "; it answers without TLS: is http:// meant?";
+          } else if (code === NO_HTTP) {
+            said = `no relay answers at ${base}: it says ${text}, which is not HTTP; a relay's URL is that of its HTTP port, such as ${DEFAULT_URL}`;
+          }
           failure = new Unreachable(said, { cause });
-          repeats = (idempotent || NOT_CONNECTED.has(code)) && !HOPELESS.test(code);
+          const mayPass = code !== NO_HTTP && !HOPELESS.test(code);
+          repeats = mayPass && (idempotent || NOT_CONNECTED.has(code));
         }
       }
       if (!repeats || performance.now() + rest > lastStart) throw failure;
@@ -266,8 +273,10 @@ function reason(error: unknown): { code: string; text: string } {
   for (let one = error; one instanceof Error; one = one.cause) {
     const found = (one as { code?: unknown }).code;
     if (typeof found === "string") code = found;
-    const { reason: why } = one as { reason?: unknown }; // OpenSSL's, without its source's lines
+    // OpenSSL's, without its source's lines; what a parser of HTTP was given.
+    const { reason: why, data } = one as { reason?: unknown; data?: unknown };
     text = (typeof why === "string" && why) || one.message || code || one.name;
+    if (code === NO_HTTP) text = quoted(String(data).slice(0, 100).trim());
   }
   return { code, text };
 }

@@ -49,17 +49,14 @@ export function target(
 /** No more than scheme, host and port, and these only where they are no token and no password. */
 const SHOWN =
   /^(?:[a-z][a-z0-9+.-]*:\/\/[a-z0-9.-]*(?::\d{1,5}(?=[/?#]|$))?(?=[:/?#]|$)|(?:localhost|(?:\d+\.){3}\d+|[a-z0-9.-]+\.[a-z]{2,9})(?::\d{1,5})?(?=[/?#]|$))/i;
-/** The same where there is one @: of several, or of one in a path, a password may have the first. */
-const BESIDE_USER = /^(https?:\/\/)[^/?#@]*@([a-z0-9.-]+(?::\d{1,5})?)(?:[/?#][^@]*)?$/i;
 const HTTP = /^https?:\/\/[^/\s\\\x00-\x1f\x7f][^\s\\\x00-\x1f\x7f]*$/i;
 
 function checkUrl(where: string, named: string): void {
   let wrong = "begin with http:// or https:// and a host";
   let shown = SHOWN.exec(where)?.[0];
   if (where.includes("@")) {
-    const [, scheme, host] = BESIDE_USER.exec(where) ?? [];
     if (HTTP.test(where)) wrong = "have no user and no password, the token opens it";
-    shown = HTTP.test(where) && scheme ? `${scheme}${host}` : undefined;
+    shown = undefined; // a password may have an @, too
   } else if (HTTP.test(where) && isUrl(where)) {
     if (!/[?#]/.test(where)) return;
     wrong = "end before a ? or #";

@@ -177,6 +177,25 @@ test("an inbox is closed soon, and what came is listed soon, where nothing answe
   );
 });
 
+test("who speaks no HTTP is asked once, and the error says who that is", async () => {
+  let asked = 0;
+  const server = createSocketServer((socket) => {
+    asked += 1;
+    socket.end("220 mail.example ESMTP\r\n421 no web server\r\n");
+  });
+  server.listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const url = `http://127.0.0.1:${portOf(server)}`;
+  await assert.rejects(new Relay({ url, token: "x" }).info(), (error) => {
+    const said = `Unreachable: no relay answers at ${url}: it says '220 mail.example ESMTP`;
+    assert.ok(String(error).startsWith(said), String(error));
+    assert.match(String(error), /', which is not HTTP; a relay's URL is that of its HTTP port, such as h/);
+    return true;
+  });
+  assert.equal(asked, 1);
+  server.close();
+});
+
 test("a server that hangs up is asked again, unless that could make something twice", async () => {
   let asked = 0;
   /** @type {number[]} */

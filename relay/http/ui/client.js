@@ -156,7 +156,7 @@ function noRelay({ status, headers, bytes, fault }, why = fault) {
     const leads = location !== null && status >= 300 && status < 400;
     const said = leads
         ? `it leads to ${location}`
-        : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 200)).trim()));
+        : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 100)).trim()));
     return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
 }
 function retryAfter(headers) {

@@ -11,6 +11,7 @@ import httpx
 
 from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
+from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
 from relay_client._exchange import Flow, drive_async, shielded
 from relay_client._mailboxes import InboxHandle
@@ -49,7 +50,7 @@ class AsyncRelay:
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = AsyncClient(limits=self._limits, **where.arguments)
+        self._http = bounded(AsyncClient(limits=self._limits, **where.arguments))
 
     async def __aenter__(self) -> AsyncRelay:
         return self

@@ -1,18 +1,20 @@
-"""What the answer to one try may take: time and bytes, whoever gives it.
+"""What the answer to one try may take, whoever gives it: time and bytes; and that it is HTTP.
 
 httpx's own limits are for each read, so that whoever sends a byte now and then is read for ever.
 Where calls block, nothing but the read itself can end it: the streams below a client are wrapped,
 and each read and write is given what is left of its thread's time.  The asynchronous client has
-AnyIO's scopes for that.
+AnyIO's scopes for that.  What both have wrapped is how an answer begins, which httpx does not tell
+where it is no HTTP.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -36,6 +38,8 @@ RAW_BYTES = 256 << 20
 
 REFUSAL_BYTES = 1 << 20
 
+_SAID = 100  # bytes that are shown of what is no relay's
+
 _PIECE = 16384  # bytes that are written at a time, so that the time is looked at in between
 
 _now = threading.local()
@@ -51,18 +55,38 @@ def within(seconds: float) -> Iterator[None]:
         _now.until = None
 
 
-def bounded(http: httpx.Client) -> httpx.Client:
-    """Return a client whose calls end as `within` says.
+Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
+
+
+def bounded(http: Http) -> Http:
+    """Return a client whose calls end as `within` says, if they block, and with `NotHttp`.
 
     httpx has no public way to this: one whose inner names are others keeps its own limits, which a
     test finds.
     """
+    wrapped = _Backend if isinstance(http, httpx.Client) else _AsyncBackend
     for transport in (http._transport, *http._mounts.values()):
         pool = getattr(transport, "_pool", None)
         backend = getattr(pool, "_network_backend", None)
         if backend is not None:
-            pool._network_backend = _Backend(backend)  # type: ignore[union-attr]
+            pool._network_backend = wrapped(backend)  # type: ignore[union-attr]
     return http
+
+
+class NotHttp(httpx.RemoteProtocolError):
+    """What has answered speaks no HTTP; the text is what it said first, in quotes."""
+
+
+def _begins(piece: bytes) -> None:
+    """Raise `NotHttp` if a connection says this first, and it is a text (no proxy's, no TLS's)."""
+    text = re.match(b"[!-~][ -~]*", piece)
+    if text is not None and not piece.startswith(b"HTTP/"[: len(piece)]):
+        raise NotHttp(beginning(text[0]))
+
+
+def beginning(said: bytes) -> str:
+    """Return in quotes how begins what no relay has said."""
+    return quoted(said[:_SAID].decode("utf-8", "replace").strip())
 
 
 def _left(timeout: float | None, late: type[httpx.TimeoutException]) -> float | None:
@@ -96,9 +120,13 @@ class _Stream:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._begun = False
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         came: bytes = self._inner.read(max_bytes, _left(timeout, httpx.ReadTimeout))
+        if not self._begun:
+            self._begun = True
+            _begins(came)
         return came
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
@@ -111,6 +139,49 @@ class _Stream:
 
     def start_tls(self, *args: Any, **more: Any) -> _Stream:
         return _Stream(self._inner.start_tls(*args, **more))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)
+
+
+class _AsyncBackend:
+    """Stands before httpcore's `AsyncNetworkBackend`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def connect_tcp(self, *args: Any, **more: Any) -> _AsyncStream:
+        return _AsyncStream(await self._inner.connect_tcp(*args, **more))
+
+    async def connect_unix_socket(self, *args: Any, **more: Any) -> _AsyncStream:
+        return _AsyncStream(await self._inner.connect_unix_socket(*args, **more))
+
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(seconds)
+
+
+class _AsyncStream:
+    """Stands before its `AsyncNetworkStream`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._begun = False
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        came: bytes = await self._inner.read(max_bytes, timeout)
+        if not self._begun:
+            self._begun = True
+            _begins(came)
+        return came
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._inner.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def start_tls(self, *args: Any, **more: Any) -> _AsyncStream:
+        return _AsyncStream(await self._inner.start_tls(*args, **more))
 
     def get_extra_info(self, info: str) -> Any:
         return self._inner.get_extra_info(info)

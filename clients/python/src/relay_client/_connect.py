@@ -19,7 +19,7 @@ from relay_client.errors import RelayError
 
 __tracebackhide__ = True  # a report of pytest's shows what a frame was called with: the token
 
-_DEFAULT = "http://127.0.0.1:8025"
+DEFAULT_URL = "http://127.0.0.1:8025"
 
 
 def _version() -> str:
@@ -51,7 +51,7 @@ Token = Union[str, None, FromEnvironment]
 def connection(url: str | None, token: Token) -> Connection:
     """Look for a relay where it is said to be, else where the environment says."""
     named = "a relay's URL" if url else "RELAY_URL"
-    url = (url or os.environ.get("RELAY_URL") or "").strip() or _DEFAULT
+    url = (url or os.environ.get("RELAY_URL") or "").strip() or DEFAULT_URL
     if isinstance(token, FromEnvironment):
         token = os.environ.get(token.value)
     token = (token or "").strip() or None
@@ -75,11 +75,6 @@ _SHOWN = re.compile(
     re.ASCII | re.IGNORECASE | re.VERBOSE,
 )
 """No more than scheme, host and port, and these only where they are no token and no password."""
-_BESIDE_USER = re.compile(
-    r"(https?://)[^/?#@]*@([a-z0-9.-]+(?::[0-9]{1,5})?)(?:[/?#][^@]*)?",
-    re.ASCII | re.IGNORECASE,
-)
-"""The same where there is one @: of several, or of one in a path, a password may have the first."""
 _HTTP = re.compile(r"https?://[^/\s\\\x00-\x1f\x7f][^\s\\\x00-\x1f\x7f]*", re.IGNORECASE)
 
 
@@ -91,8 +86,6 @@ def _host(url: str, named: str) -> str:
     if _HTTP.fullmatch(url):
         if "@" in url:
             wrong = "have no user and no password, the token opens it"
-            found = _BESIDE_USER.fullmatch(url)
-            shown = found[1] + found[2] if found else ""
         else:
             host = _host_of(url)
             if host and not re.search("[?#]", url):

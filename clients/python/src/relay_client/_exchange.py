@@ -27,7 +27,8 @@ import anyio
 import httpx
 
 from relay_client._answers import Shape
-from relay_client._bounds import JSON_BYTES, LATE, BodyReader, within
+from relay_client._bounds import JSON_BYTES, LATE, BodyReader, NotHttp, beginning, within
+from relay_client._connect import DEFAULT_URL
 from relay_client._text import quoted
 from relay_client.errors import Refused, RelayError, Unreachable
 
@@ -47,6 +48,7 @@ _CONNECT = 5.0  # s until there is a connection
 _LINK = 8 << 10  # bytes of the header that names a next page
 _MIN_TRY = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
+_EXPECTED = f"a relay's URL is that of its HTTP port, such as {DEFAULT_URL}"
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 
 
@@ -137,11 +139,10 @@ def call(
         except httpx.TransportError as error:
             seconds = time.monotonic() - began
             where = _where(error.request.url)
-            hopeless = _hopeless(error)
+            hopeless = _hopeless(error, where)
             failure = Unreachable(
-                f"no TLS connection to {where}: {hopeless}{_in_clear(hopeless)}"
-                if hopeless
-                else f"the relay does not answer {one.method} {where}"
+                hopeless
+                or f"the relay does not answer {one.method} {where}"
                 f" (for {seconds:.1f} s: {error or type(error).__name__})"
             )
             failure.__cause__ = error
@@ -216,23 +217,27 @@ def _read(answer: Answer) -> Any:
 
 def no_relay(answer: Answer, fault: str | None = None) -> Refused:
     """Return what is raised where no relay has answered."""
-    said = fault or answer.fault or quoted(answer.content[:200].decode("utf-8", "replace").strip())
+    said = fault or answer.fault or beginning(answer.content)
     if 300 <= answer.status < 400 and "Location" in answer.headers:
         said = f"it leads to {answer.headers['Location']}"
     detail = f"no relay answered: {said}" + (f" ({answer.asked})" if answer.asked else "")
     return Refused(answer.status, "unknown", detail, retry_after=_retry_after(answer))
 
 
-def _hopeless(error: BaseException) -> ssl.SSLError | None:
-    """Return why no try will do better: a certificate that is not trusted, or no TLS at all.
+def _hopeless(error: httpx.TransportError, where: str) -> str | None:
+    """Say why no try will do better: no HTTP, a certificate that is not trusted, no TLS at all.
 
-    A connection that ends within a handshake is neither.
+    A connection that ends within a handshake is none of these.
     """
+    if isinstance(error, NotHttp):
+        return f"no relay answers at {where}: it says {error}, which is not HTTP; {_EXPECTED}"
     ended = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
     why: BaseException | None = error
     while why is not None:
         if isinstance(why, ssl.SSLError):
-            return None if isinstance(why, ended) or "EOF" in str(why.reason) else why
+            if isinstance(why, ended) or "EOF" in str(why.reason):
+                return None
+            return f"no TLS connection to {where}: {why}{_in_clear(why)}"
         why = why.__cause__ or why.__context__
     return None
 

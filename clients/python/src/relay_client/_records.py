@@ -16,6 +16,8 @@ from relay_client._links import is_like
 from relay_client._text import LINK, NAME, in_a_line, quoted, visible
 from relay_client.errors import NoSuchLink
 
+__tracebackhide__ = True  # a test that fails shows the test
+
 JSON = dict[str, Any]
 
 State = Literal["queued", "processing", "sent", "failed", "bounced", "cancelled", "held"]

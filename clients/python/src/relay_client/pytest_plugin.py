@@ -41,7 +41,7 @@ from relay_client import (
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import within
-from relay_client._connect import FROM_ENVIRONMENT, Token
+from relay_client._connect import DEFAULT_URL, FROM_ENVIRONMENT, Token
 from relay_client._exchange import drive
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
@@ -127,8 +127,8 @@ class _Relays:
         if not os.environ.get("RELAY_URL"):
             return ""
         return (
-            "RELAY_URL (and RELAY_TOKEN) say where it is and what opens it.  Without them a"
-            " relay is started for the run."
+            f"RELAY_URL says where its HTTP port is, such as {DEFAULT_URL}, and RELAY_TOKEN what"
+            " opens it.  Without them a relay is started for the run."
         )
 
     def _where(self, factory: pytest.TempPathFactory) -> tuple[str | None, Token]:
