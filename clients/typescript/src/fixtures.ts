@@ -13,7 +13,7 @@ const SHOWN = 20; // messages of an inbox, in a report
 const INBOXES = 10; // that a test has made, in its report
 const REPORTS_WITHIN = 5_000; // milliseconds, or it says that more could not be read
 const EARLY = 10; // milliseconds by which a clock may end that before its time
-const BYTES = 4 << 20; // of a list: a page of a relay's has one MiB, but for a larger message
+const BYTES = 4 << 20; // of a list, after which no more is asked for
 const MAX_LENGTH = 4_000; // characters of a message's text there, and of its code and links
 
 /** What inbox a test wants; with `keep` it is left, to be looked at on the relay's page. */

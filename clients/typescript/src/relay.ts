@@ -286,18 +286,20 @@ export class Inbox implements AsyncDisposable {
     { timeout = LIST_TIMEOUT, maxBytes: most = LIST_BYTES, found = [] }: ListOptions,
   ): Promise<Message[]> {
     const overallDeadline = performance.now() + waitable(timeout);
-    const inTime = () => {
-      if (performance.now() < overallDeadline) return;
-      throw new Unreachable(`the list of ${this.address} has not ended after ${timeout / 1000} s`);
-    };
     let size = 0;
+    const mayGoOn = () => {
+      const list = `the list of ${this.address} has`;
+      if (size > most) {
+        throw new RelayError(`${list} more than ${most >> 20} MiB: ask for fewer messages at once`);
+      }
+      if (performance.now() < overallDeadline) return;
+      throw new Unreachable(`${list} not ended after ${timeout / 1000} s`);
+    };
     const call = async (request: RepeatableRequest): Promise<Answer> => {
-      const one = { ...request, maxBytes: Math.min(MESSAGE_BYTES, most) };
+      const one = { ...request, maxBytes: MESSAGE_BYTES };
       const answer = await this.#exchange.call(one, undefined, overallDeadline);
       size += answer.bytes.length;
-      if (size <= most) return answer;
-      const more = `more than ${most >> 20} MiB: ask for fewer messages at once`;
-      throw new RelayError(`the list of ${this.address} has ${more}`);
+      return answer;
     };
     const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
     let path: string | undefined;
@@ -313,7 +315,7 @@ export class Inbox implements AsyncDisposable {
       for (const entry of page.slice(0, limit - found.length)) {
         let json = entry as WholeEntryJson | MessageJson;
         if (!answers.MESSAGE(entry)) {
-          inTime();
+          mayGoOn();
           const one = await call(this.#request("GET", ofMessage(entry.id)));
           json = decoded(one, answers.MESSAGE) as MessageJson;
         }
@@ -326,7 +328,7 @@ export class Inbox implements AsyncDisposable {
         throw noRelay(answer, `${empty} pages of its list are empty, and it goes on`);
       }
       seen.add(path);
-      inTime();
+      mayGoOn();
     }
     return found;
   }

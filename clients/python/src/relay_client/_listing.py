@@ -33,10 +33,10 @@ def messages(
 ) -> Flow[list[JSON]]:
     """Read the messages of an inbox, all or those that match a search, the newest first.
 
-    `Unreachable` where that takes longer than `timeout` in all, `RelayError` where it says more
-    than `max_bytes`; what was read before that is in `found`, if that is given.  A page of them by
-    a call; of an older relay, each by one of its own.  A page may be empty and have a next one: of
-    a search that looked for long enough.
+    `Unreachable` where that takes longer than `timeout` in all, `RelayError` where there is more
+    beyond `max_bytes`; what was read before that is in `found`, if that is given.  A page of them
+    by a call; of an older relay, each by one of its own.  A page may be empty and have a next one:
+    of a search that looked for long enough.
     """
     overall_deadline = deadline_after(timeout)
     params: dict[str, str | float] = {"limit": min(limit, PAGE)}
@@ -45,25 +45,31 @@ def messages(
     found = [] if found is None else found
     seen = set[str]()
     empty = size = 0
-    answer_bytes = min(MESSAGE_BYTES, max_bytes)
     following: str | None = None
+
+    def may_go_on() -> None:
+        if size > max_bytes:
+            said = f"more than {max_bytes >> 20} MiB: ask for fewer messages at once"
+            raise RelayError(f"the list of {handle.address} has {said}")
+        if time.monotonic() >= overall_deadline:
+            raise Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
+
     while len(found) < limit:
         if following is None:
-            answer = yield from _first_page(handle, params, overall_deadline, answer_bytes)
+            answer = yield from _first_page(handle, params, overall_deadline)
         else:
             path = _of_at_most(following, limit - len(found))
-            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=answer_bytes)
+            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES)
             answer = yield from call(request, overall_deadline=overall_deadline)
-        size = _counted(handle, size, answer, max_bytes)
+        size += len(answer.content)
         page: list[JSON] = decoded(answer, _answers.LIST)
         following = _following(answer)
         for entry in page[: limit - len(found)]:
             if not _answers.MESSAGE(entry):
-                if time.monotonic() >= overall_deadline:
-                    raise _late(handle, timeout)
-                request = handle.get(of_message(entry["id"]), max_bytes=answer_bytes)
+                may_go_on()
+                request = handle.get(of_message(entry["id"]), max_bytes=MESSAGE_BYTES)
                 one = yield from call(request, overall_deadline=overall_deadline)
-                size = _counted(handle, size, one, max_bytes)
+                size += len(one.content)
                 entry = decoded(one, _answers.MESSAGE)
             found.append(entry)
         if following is None or len(found) >= limit:
@@ -74,35 +80,19 @@ def messages(
         if empty == _MAX_EMPTY_PAGES:
             raise no_relay(answer, f"{empty} pages of its list are empty, and it goes on")
         seen.add(following)
-        if time.monotonic() >= overall_deadline:
-            raise _late(handle, timeout)
+        may_go_on()
     return found
 
 
-def _counted(handle: InboxHandle, size: int, answer: Answer, max_bytes: int) -> int:
-    """Return what a list has said with this answer, in bytes."""
-    size += len(answer.content)
-    if size > max_bytes:
-        said = f"more than {max_bytes >> 20} MiB: ask for fewer messages at once"
-        raise RelayError(f"the list of {handle.address} has {said}")
-    return size
-
-
-def _late(handle: InboxHandle, timeout: float) -> Unreachable:
-    return Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
-
-
-def _first_page(
-    handle: InboxHandle, params: Params, overall_deadline: float, max_bytes: int
-) -> Flow[Answer]:
+def _first_page(handle: InboxHandle, params: Params, overall_deadline: float) -> Flow[Answer]:
     """Ask for whole messages; of a relay that does not know them, for what lists show."""
     try:
-        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=max_bytes)
+        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=MESSAGE_BYTES)
         return (yield from call(whole, overall_deadline=overall_deadline))
     except Refused as refused:
         if refused.problem != "unknown-parameter":
             raise
-    listed = handle.get("/messages", params, max_bytes=max_bytes)
+    listed = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
     return (yield from call(listed, overall_deadline=overall_deadline))
 
 

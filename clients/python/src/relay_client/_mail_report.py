@@ -27,7 +27,7 @@ READS_WITHIN = 5.0
 """Seconds within which all inboxes of a test are read, or it says that more could not be."""
 
 _EARLY = 0.01  # s by which a clock may end a read before its time
-_BYTES = 4 << 20  # of an inbox's list: a page of a relay's has one MiB, but for a larger message
+_BYTES = 4 << 20  # of an inbox's list, after which no more is asked for
 
 _SHOWN = 20  # messages of an inbox
 _MAX_LENGTH = 4000  # of a message's text, and of its code and links
