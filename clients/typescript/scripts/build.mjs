@@ -29,6 +29,7 @@ for (const folder of ["dist/esm", "dist/cjs"]) {
     for (const [, other] of text.matchAll(/"\.\/(\w+)\.js"/g)) led.add(`${other}.d.ts`);
   }
   for (const name of types) if (!led.has(name)) rmSync(`${folder}/${name}`);
+  rmSync(`${folder}/schema.js`); // types alone, which no program loads
 }
 writeFileSync("dist/cjs/package.json", '{ "type": "commonjs" }\n');
 chmodSync("dist/esm/cli.js", 0o755);

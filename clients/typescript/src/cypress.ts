@@ -18,7 +18,7 @@
 
 import { CAPTURED, INBOX, INFO, LIST, MESSAGE_OR_NONE, REJECTED } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, type Shape, refused, unlike } from "./call.js";
-import { Refused, WaitTimeout } from "./errors.js";
+import type { Refused } from "./errors.js";
 import { FIXTURE_TTL, type InboxOptions, newMailbox, pathOf } from "./mailboxes.js";
 import { DEFAULT_URL, target, whereFrom } from "./options.js";
 import {
@@ -37,13 +37,16 @@ import {
   PART,
   TIMEOUT,
   type WaitOptions,
+  administrators,
   areParsed,
   waitQuery,
   concerning,
   fits,
   inVain,
   inWords,
+  isCaptured,
   rests,
+  unmade,
   waitable,
 } from "./waiting.js";
 
@@ -261,10 +264,9 @@ function waitForMail({
       call<Pick<InfoJson, "capture" | "domains">>(
         { method: "GET", path: "/api/v1/info", shape: INFO, deadline },
         { capture: false, domains: [] },
-      ).then(({ capture: captures, domains }) => {
-        const domain = at.address.slice(at.address.lastIndexOf("@") + 1).toLowerCase();
-        const elsewhere = captures && !domains.includes(domain);
-        return cy.wrap({ captures, elsewhere, byKey: token?.startsWith("rk_") ?? false }, QUIET);
+      ).then((info) => {
+        const elsewhere = isCaptured(at.address, info);
+        return cy.wrap({ captures: info.capture, elsewhere, byKey: token?.startsWith("rk_") ?? false }, QUIET);
       }),
     );
   /** Whether mail may have been captured of which the relay does not tell who asks. */
@@ -280,8 +282,7 @@ function waitForMail({
     return capture().then(({ elsewhere, byKey }) => {
       if (!elsewhere) throw error;
       if (!byKey) return cy.wrap(nothing, QUIET);
-      const said = `${error.detail} Captured mail opens only to the administrator's token.`;
-      throw new Refused(error.status, error.problem, said, [], 0, error.title);
+      throw administrators(error);
     });
   };
   const late = (looks: number): Chain<never> =>
@@ -298,7 +299,7 @@ function waitForMail({
       expected(null),
     ).then((others) => {
       if (others === null) {
-        throw new WaitTimeout(inWords(wanted), timeout, "nothing came, so it has no mailbox yet");
+        throw unmade(inWords(wanted), timeout);
       }
       if (looks > 0 && !areParsed(others)) return cy.wait(LOOK, QUIET).then(() => late(looks - 1));
       return also<RejectedJson>("/refused", REJECTED).then((rejected) =>

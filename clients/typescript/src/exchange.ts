@@ -107,6 +107,8 @@ export class Exchange {
   readonly byKey: boolean;
   /** @internal */
   readonly token: string | null;
+  /** For how many milliseconds more its inboxes may be ended in vain, all together. @internal */
+  closesWithin = 5_000;
   readonly #caller: Caller;
   readonly #running = new Set<AbortController>();
   readonly #timeLimit: () => number | undefined;

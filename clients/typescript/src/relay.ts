@@ -7,6 +7,7 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 
 import * as answers from "./answers.js";
+import type { Shape } from "./call.js";
 import {
   Refused,
   RelayError,
@@ -53,6 +54,7 @@ import {
   TIMEOUT,
   type WaitOptions,
   type Wanted,
+  administrators,
   areParsed,
   waitQuery,
   lineOf,
@@ -60,7 +62,9 @@ import {
   fits,
   inVain,
   inWords,
+  isCaptured,
   rests,
+  unmade,
   waitable,
 } from "./waiting.js";
 
@@ -70,7 +74,7 @@ type Query = NonNullable<RepeatableRequest["query"]>;
 const PAGE = 200;
 const MAX_EMPTY_PAGES = 1_000; // of a list; a relay looks for a second for each
 const LINK = 8 << 10; // bytes of the header that names a next page
-const CLOSES_WITHIN = 2_000; // or is left to its time
+const CLOSES_WITHIN = 2_000; // or is left to its time; of several in vain, see `Exchange`
 const LIST_TIMEOUT = 60_000; // with all of its pages
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
 const LOOK_CAPTURED = 250; // between two looks for a mailbox that its first mail makes
@@ -216,9 +220,13 @@ export class Inbox implements AsyncDisposable {
   async close({ strict = false }: { strict?: boolean } = {}): Promise<void> {
     this.#closed = true;
     LEFT_IN.get(this)?.delete(this);
+    const exchange = this.#exchange;
+    const began = performance.now();
+    const within = strict ? CLOSES_WITHIN : Math.min(CLOSES_WITHIN, exchange.closesWithin);
     try {
-      await this.#exchange.call(this.#request("DELETE", ""), performance.now() + CLOSES_WITHIN);
+      await exchange.call(this.#request("DELETE", ""), began + within);
     } catch (error) {
+      exchange.closesWithin -= performance.now() - began;
       if (strict || !(error instanceof RelayError)) throw error;
     }
   }
@@ -397,17 +405,15 @@ export class Inbox implements AsyncDisposable {
   async #expect(error: unknown, deadline: number): Promise<void> {
     if (!isNotThere(error) || this.sessionToken !== null) throw error;
     if (this.#awaitsCapture === undefined) {
-      const { capture, domains } = await this.#info(deadline).catch((other: unknown) => {
+      const info = await this.#info(deadline).catch((other: unknown) => {
         throw other instanceof RelayError ? error : other;
       });
-      const domain = this.address.slice(this.address.lastIndexOf("@") + 1).toLowerCase();
-      this.#awaitsCapture = capture && !domains.includes(domain);
+      this.#awaitsCapture = isCaptured(this.address, info);
     }
     if (!this.#awaitsCapture) throw error;
     if (this.#exchange.byKey) {
       this.#awaitsCapture = false;
-      const said = `${error.detail} Captured mail opens only to the administrator's token.`;
-      throw new Refused(error.status, error.problem, said, [], 0, error.title);
+      throw administrators(error);
     }
   }
 
@@ -433,55 +439,26 @@ export class Inbox implements AsyncDisposable {
         if (areParsed(entries) || performance.now() + pause > until) break;
         await paused(pause);
       }
-      const rejected = await this.#rejected(deadline);
-      const captured = await this.#captured(deadline);
+      const login = LOGINS.get(this);
+      const ask = <T>(path: string, shape: Shape, query?: Query): Promise<T[]> =>
+        known(this.#exchange.json<T[]>(this.#request("GET", path, query), shape, deadline), []);
+      const rejected = concerning(
+        await ask<RejectedJson>("/refused", answers.REJECTED),
+        this.address,
+        login,
+      );
+      const sender = login === undefined ? undefined : { login };
+      const captured = await ask<CapturedJson>("/captured", answers.CAPTURED, sender);
       const nothing = entries.length + found.length + rejected.length + captured.length === 0;
-      const untold = nothing && (await this.#isUntold(deadline));
+      // Mail may have been captured of which the relay does not tell who asks.
+      const hides = { capture: false };
+      const untold =
+        nothing && this.#exchange.byKey && (await known(this.#info(deadline), hides)).capture;
       return inVain(what, timeout, entries, found, rejected, captured, untold);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;
-      if (this.#awaitsCapture && isNotThere(error)) {
-        return new WaitTimeout(what, timeout, "nothing came, so it has no mailbox yet");
-      }
+      if (this.#awaitsCapture && isNotThere(error)) return unmade(what, timeout);
       return new WaitTimeout(what, timeout, `what came cannot be listed: ${error.message}`);
-    }
-  }
-
-  /** Whom SMTP rejected of this inbox's sender; nobody, of a relay that does not know. */
-  async #rejected(deadline: number): Promise<RejectedJson[]> {
-    const request = this.#request("GET", "/refused");
-    try {
-      const found = await this.#exchange.json<RejectedJson[]>(request, answers.REJECTED, deadline);
-      return concerning(found, this.address, LOGINS.get(this));
-    } catch (error) {
-      if (!(error instanceof RelayError)) throw error;
-      return [];
-    }
-  }
-
-  /**
-   * For whom mail was captured that may have been meant for this inbox, as the relay tells its
-   * administrator; nobody, of one that does not know.
-   */
-  async #captured(deadline: number): Promise<CapturedJson[]> {
-    const login = LOGINS.get(this);
-    const request = this.#request("GET", "/captured", login === undefined ? undefined : { login });
-    try {
-      return await this.#exchange.json<CapturedJson[]>(request, answers.CAPTURED, deadline);
-    } catch (error) {
-      if (!(error instanceof RelayError)) throw error;
-      return [];
-    }
-  }
-
-  /** Whether mail may have been captured of which the relay does not tell who asks. */
-  async #isUntold(deadline: number): Promise<boolean> {
-    if (!this.#exchange.byKey) return false;
-    try {
-      return (await this.#info(deadline)).capture;
-    } catch (error) {
-      if (!(error instanceof RelayError)) throw error;
-      return false;
     }
   }
 
@@ -500,6 +477,14 @@ export class Inbox implements AsyncDisposable {
       ...(this.sessionToken && { headers: { "X-Session-Token": this.sessionToken } }),
     };
   }
+}
+
+/** What a relay says; `otherwise`, of one that does not say it. */
+function known<T>(asked: Promise<T>, otherwise: T): Promise<T> {
+  return asked.catch((error: unknown) => {
+    if (error instanceof RelayError) return otherwise;
+    throw error;
+  });
 }
 
 function isNotThere(error: unknown): error is Refused {

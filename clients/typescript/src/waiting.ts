@@ -3,8 +3,15 @@
  * `relay.ts` and the commands for Cypress wait so.
  */
 
-import { RelayError, WaitTimeout } from "./errors.js";
-import type { CapturedJson, EntryJson, MessageData, MessageJson, RejectedJson } from "./records.js";
+import { Refused, RelayError, WaitTimeout } from "./errors.js";
+import type {
+  CapturedJson,
+  EntryJson,
+  InfoJson,
+  MessageData,
+  MessageJson,
+  RejectedJson,
+} from "./records.js";
 import { NAME, inALine, quoted } from "./text.js";
 
 /**
@@ -174,6 +181,25 @@ export function inVain(
   });
   const hint = untold ? UNTOLD : "";
   return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray, hint);
+}
+
+/** Whether a mailbox is made by its first mail, which is captured. @internal */
+export function isCaptured(
+  address: string,
+  { capture, domains }: Pick<InfoJson, "capture" | "domains">,
+): boolean {
+  return capture && !domains.includes(address.slice(address.lastIndexOf("@") + 1).toLowerCase());
+}
+
+/** What a wait in vain for `what` fails with where that has not come. @internal */
+export function unmade(what: string, timeout: number): WaitTimeout {
+  return new WaitTimeout(what, timeout, "nothing came, so it has no mailbox yet");
+}
+
+/** What a key is told that waits there. @internal */
+export function administrators({ status, problem, detail, title }: Refused): Refused {
+  const said = `${detail} Captured mail opens only to the administrator's token.`;
+  return new Refused(status, problem, said, [], 0, title);
 }
 
 /**

@@ -66,6 +66,28 @@ test("a report has what was read before its time or its bytes ended, and says so
   }
 });
 
+test("inboxes that do not end have one time in all, unless one is asked to say so", async (t) => {
+  let now = performance.now();
+  t.mock.method(performance, "now", () => now);
+  let asked = 0;
+  const client = new Relay({
+    url: "http://x",
+    fetch: async () => {
+      now += 900;
+      asked += 1;
+      throw new TypeError("fetch failed");
+    },
+  });
+  const tries = [];
+  for (const strict of [false, false, false, true, false]) {
+    const before = asked;
+    const closed = client.mailbox("a@b").close({ strict });
+    await (strict ? assert.rejects(closed, /^Unreachable: /) : closed);
+    tries.push(asked - before);
+  }
+  assert.deepEqual(tries, [3, 3, 1, 3, 1]);
+});
+
 for (const entry of [ENTRY, MESSAGE]) {
   const shown = entry === MESSAGE ? "whole" : "one by one";
   test(`a list ends at its most, in bytes, of messages ${shown}`, async () => {
