@@ -679,6 +679,15 @@ HERITAGE = (
         """,
         (["messages_changed_delete", "messages_changed_update", "summaries_changed"],),
     ),
+    Heritage(
+        51,
+        """
+        INSERT INTO relay.outbound_shaping (receiver, kind, domain, reason, until, rule)
+        VALUES ('yahoo', 'suspended', 'shop.example', '421', now() + interval '1 day', 'yahoo:7')
+        """,
+        "SELECT array_agg(rule ORDER BY receiver) FROM relay.outbound_shaping",
+        (["", "yahoo:7"],),
+    ),
 )
 
 

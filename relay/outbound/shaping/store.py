@@ -36,7 +36,8 @@ class ShapingStore:
         rows = await self._pool.fetch(
             """
             SELECT receiver, source, kind, extract(epoch FROM until - clock_timestamp())::float8,
-                   factor, domain, reason, extract(epoch FROM clock_timestamp() - since)::float8
+                   factor, domain, reason, extract(epoch FROM clock_timestamp() - since)::float8,
+                   rule
             FROM relay.outbound_shaping
             WHERE until > clock_timestamp()
             """
@@ -46,8 +47,9 @@ class ShapingStore:
             Learned(
                 *(Receiver(receiver, source), kind, now + left, factor, domain, reason),
                 held_since=now - age,
+                rule=rule,
             )
-            for receiver, source, kind, left, factor, domain, reason, age in rows
+            for receiver, source, kind, left, factor, domain, reason, age, rule in rows
         ]
 
     async def keep(self, learned: Sequence[Learned]) -> None:
@@ -55,7 +57,7 @@ class ShapingStore:
         now = trio.current_time()
         last = {(one.receiver, one.kind): one for one in learned}.values()
         rows = [
-            (*one.receiver, one.kind, one.factor, one.domain, one.reason, one.until - now)
+            (*one.receiver, one.kind, one.factor, one.domain, one.reason, one.rule, one.until - now)
             for one in sorted(last, key=lambda one: (one.receiver, one.kind))
         ]
         columns = [list(column) for column in zip(*rows, strict=True)]
@@ -68,12 +70,12 @@ class ShapingStore:
                 WHERE until < now() - interval '1 minute'
             )
             INSERT INTO relay.outbound_shaping
-                (receiver, source, kind, factor, domain, reason, until)
-            SELECT receiver, source, kind, factor, domain, reason,
+                (receiver, source, kind, factor, domain, reason, rule, until)
+            SELECT receiver, source, kind, factor, domain, reason, rule,
                    clock_timestamp() + make_interval(secs => seconds)
             FROM unnest(%s::text[], %s::text[], %s::text[], %s::float8[], %s::text[], %s::text[],
-                        %s::float8[])
-                 AS one (receiver, source, kind, factor, domain, reason, seconds)
+                        %s::text[], %s::float8[])
+                 AS one (receiver, source, kind, factor, domain, reason, rule, seconds)
             ON CONFLICT (receiver, source, kind) DO UPDATE
             SET factor = CASE WHEN outbound_shaping.until > now()
                               THEN LEAST(outbound_shaping.factor, excluded.factor)
@@ -82,7 +84,8 @@ class ShapingStore:
                 since = CASE WHEN outbound_shaping.until > now()
                              THEN outbound_shaping.since ELSE now() END,
                 domain = excluded.domain,
-                reason = excluded.reason
+                reason = excluded.reason,
+                rule = excluded.rule
             """,
             columns,
         )

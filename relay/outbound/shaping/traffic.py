@@ -102,8 +102,7 @@ class Learned(NamedTuple):
     held_since: float = math.inf
     """Since when it is suspended or slowed."""
     rule: str = ""
-    """The rule that says so: whose it is, and its line; empty: another node knows, or one that was
-    here before this start."""
+    """The rule that says so: whose it is, and its line; empty: a node of before learned it."""
 
 
 def receiver_of(key: Hashable) -> Receiver | None:
@@ -319,8 +318,6 @@ class Traffic:
             before = self._learned.get(key)
             if before is not None and before.kind == SLOWED and before.factor == row.factor:
                 row = there[key] = row._replace(since=before.since)
-            if before is not None and before.reason == row.reason:
-                there[key] = row._replace(rule=before.rule)
         self._learned = there
         return ended
 

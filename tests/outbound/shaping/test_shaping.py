@@ -96,6 +96,7 @@ async def test_a_provider_that_asks_to_be_left_alone_is(pool):
         assert "@" not in str(reason)
         (standing,) = shut(w)
         assert (standing.route, standing.reason) == ("big", reason)
+        assert str(standing.rule).startswith("big:")
         await put(pool, "a@two.example")
         (row,) = await w.send("a@other.example")
         assert row[0] == "sent"
@@ -105,7 +106,8 @@ async def test_a_provider_that_asks_to_be_left_alone_is(pool):
     refuse["now"] = False
     hub = Hub()
     async with world(pool, zone, scripts, traffic=traffic(provider() + SUSPENDS), hub=hub) as w:
-        await eventually(lambda: shut(w), "it is known at the start", until=bool)
+        (again,) = await eventually(lambda: shut(w), "it is known at the start", until=bool)
+        assert (again.reason, again.rule) == (reason, standing.rule)
         await w.send("b@other.example")
         assert w.sinks["3"].sessions == []
         admin = QueueAdmin(pool)
