@@ -18,8 +18,9 @@ from serving import ENTRY, MESSAGE, Answer, reply, serving
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
 from relay_client._exchange import Answer as _Answered
-from relay_client._exchange import ApiRequest, drive
-from relay_client._mail_report import held
+from relay_client._exchange import ApiRequest
+from relay_client._http import run
+from relay_client._mail_report import report
 from relay_client._mailboxes import CURRENT_TEST, InboxHandle, remove_inbox
 
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
@@ -65,7 +66,7 @@ def test_what_comes_by_and_by_is_late(
     monkeypatch: pytest.MonkeyPatch, client: str, head: bytes, drop: bytes
 ) -> None:
     """A byte now and then does not make a wait last for ever, wherever in the answer it stands."""
-    monkeypatch.setattr("relay_client._exchange.GRACE", 0.2)
+    monkeypatch.setattr("relay_client._http.GRACE", 0.2)
     with serving(_trickle(head, drop)) as (url, _):
         with pytest.raises(Unreachable, match=r"/messages/wait \(for "):
             _waits(url, client)
@@ -211,7 +212,7 @@ def test_a_report_has_what_was_read_before_it_ended(
 
     monkeypatch.setattr(CURRENT_TEST, "reads_within", 0.3 if size == 0 else 30.0)
     with serving(serve) as (url, _), Relay(url, "x") as relay:
-        text = drive(relay._http, held(InboxHandle("a@b", None)))
+        text = run(relay._http, report(InboxHandle("a@b", None)))
         ends.set()
     *messages, end = text.split("\n\n----\n\n")
     assert re.fullmatch(said, end)
@@ -227,9 +228,9 @@ def test_inboxes_that_do_not_end_have_one_time_in_all(monkeypatch: pytest.Monkey
         flow = remove_inbox(InboxHandle("a@b", None), strict=strict)
         request = next(flow)
         assert isinstance(request, ApiRequest)
-        assert request.within is not None
+        assert request.time_limit is not None
         flow.close()  # as where its caller is cancelled
-        return request.within
+        return request.time_limit
 
     assert 0.5 < seconds() <= 1.0
     assert CURRENT_TEST.closes_within < 1.0
@@ -348,7 +349,7 @@ def test_what_nothing_is_called_is_asked_of_nobody(client: str) -> None:
 
 def test_what_is_sent_to_who_reads_slowly_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing has the same end as reading."""
-    monkeypatch.setattr("relay_client._exchange._WHOLE", 0.5)
+    monkeypatch.setattr("relay_client._http.ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr("relay_client._exchange.RETRY_TIMEOUT", 0.1)
 
     def serve(peer: socket.socket, request: bytes) -> None:

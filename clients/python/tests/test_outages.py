@@ -235,7 +235,7 @@ def test_what_came_is_listed_soon_or_left_out() -> None:
 def test_a_wait_takes_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try asks for what is left of the time; a relay that stands still is given up soon after
     it."""
-    monkeypatch.setattr("relay_client._exchange.GRACE", 0.1)
+    monkeypatch.setattr("relay_client._http.GRACE", 0.1)
     with _answers(b"") as (url, asked), Relay(url) as relay:
         with pytest.raises(Unreachable, match=f"GET {url}/api/v1/mailboxes/a@b/messages/wait "):
             relay.mailbox("a@b").wait(timeout=0.4)

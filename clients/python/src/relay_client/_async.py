@@ -12,8 +12,9 @@ import httpx
 from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._bounds import bounded
-from relay_client._connect import FROM_ENVIRONMENT, AsyncClient, Token, connection
-from relay_client._exchange import Flow, drive_async, shielded
+from relay_client._connect import FROM_ENVIRONMENT, Token, connection
+from relay_client._exchange import Flow
+from relay_client._http import AsyncClient, run_async, shielded
 from relay_client._mailboxes import InboxHandle
 from relay_client._records import (
     JSON,
@@ -63,7 +64,7 @@ class AsyncRelay:
         await self._http.aclose()
 
     async def _do(self, flow: Flow[T]) -> T:
-        return await drive_async(self._http, flow)
+        return await run_async(self._http, flow)
 
     def inbox(
         self,
@@ -200,7 +201,7 @@ class AsyncInbox:
         wants = _mail_report.wants(self._handle, error)
         with shielded(_mailboxes.CLOSES_WITHIN + wants * _mail_report.READS_WITHIN):
             if wants:
-                self._handle.held = await self._do(_mail_report.held(self._handle))
+                self._handle.report = await self._do(_mail_report.report(self._handle))
             await self.close()
 
     def __str__(self) -> str:

@@ -46,7 +46,7 @@ _now = threading.local()
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Have what this thread reads and writes in the block end in so many seconds."""
     _now.until = time.monotonic() + seconds
     try:
@@ -59,7 +59,7 @@ Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 
 
 def bounded(http: Http) -> Http:
-    """Return a client whose calls end as `within` says, if they block, and with `NotHttp`.
+    """Return a client whose calls end as `time_limit` says, if they block, and with `NotHttp`.
 
     httpx has no public way to this: one whose inner names are others keeps its own limits, which a
     test finds.
@@ -89,14 +89,14 @@ def beginning(said: bytes) -> str:
     return quoted(said[:_SAID].decode("utf-8", "replace").strip())
 
 
-def _left(timeout: float | None, late: type[httpx.TimeoutException]) -> float | None:
+def _remaining(timeout: float | None, late: type[httpx.TimeoutException]) -> float | None:
     until = getattr(_now, "until", None)
     if until is None:
         return timeout
-    left: float = until - time.monotonic()
-    if left <= 0:
+    remaining: float = until - time.monotonic()
+    if remaining <= 0:
         raise late(LATE)
-    return left if timeout is None else min(timeout, left)
+    return remaining if timeout is None else min(timeout, remaining)
 
 
 class _Backend:
@@ -123,7 +123,7 @@ class _Stream:
         self._begun = False
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        came: bytes = self._inner.read(max_bytes, _left(timeout, httpx.ReadTimeout))
+        came: bytes = self._inner.read(max_bytes, _remaining(timeout, httpx.ReadTimeout))
         if not self._begun:
             self._begun = True
             _begins(came)
@@ -132,7 +132,7 @@ class _Stream:
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         for start in range(0, len(buffer), _PIECE):
             piece = buffer[start : start + _PIECE]
-            self._inner.write(piece, _left(timeout, httpx.WriteTimeout))
+            self._inner.write(piece, _remaining(timeout, httpx.WriteTimeout))
 
     def close(self) -> None:
         self._inner.close()
@@ -196,19 +196,19 @@ class BodyReader:
     def __init__(self, status: int, headers: httpx.Headers, max_bytes: int) -> None:
         self._max_bytes = max_bytes if 200 <= status < 300 else REFUSAL_BYTES
         self._pieces: list[bytes] = []
-        self._left = self._max_bytes
+        self._remaining = self._max_bytes
         packing = headers.get("Content-Encoding", "identity")
         self.fault = None if packing.lower() == "identity" else f"it comes as {quoted(packing)}"
         """Why this is no relay's answer, if it is none."""
 
     def takes(self, piece: bytes) -> bool:
         """Take a piece, and tell whether more may come."""
-        if self._left >= 0:
+        if self._remaining >= 0:
             self._pieces.append(piece)
-        self._left -= len(piece)
-        if self._left < 0:
+        self._remaining -= len(piece)
+        if self._remaining < 0:
             self.fault = f"it says more than {self._max_bytes >> 20} MiB"
-        return self._left >= 0
+        return self._remaining >= 0
 
     def content(self) -> bytes:
         """Return what has come, up to that."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
-from typing import Any, Union, cast
+from typing import Any, Union
 from urllib.parse import urlsplit
 
 import httpx
@@ -101,50 +101,6 @@ def _host_of(url: str) -> str:
         return httpx.URL(url).host
     except (ValueError, httpx.InvalidURL):
         return ""
-
-
-class _Jar(httpx.Cookies):
-    """Cookies, asked for only where an answer sets one.
-
-    No relay does, but what stands in front of several may.  To look, the standard library's jar
-    makes two objects of its own of each call.
-    """
-
-    def extract_cookies(self, response: httpx.Response) -> None:
-        if "Set-Cookie" in response.headers:
-            super().extract_cookies(response)
-
-
-# What httpx sends that changes nothing: every header costs both sides, call by call.
-_NEEDLESS = ("Connection",)
-
-
-class _Lean:
-    """What `Client` and `AsyncClient` have before httpx's own: what no call needs is left out."""
-
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self._jar = _Jar()
-        http = cast("httpx.Client | httpx.AsyncClient", self)
-        for name in _NEEDLESS:
-            del http.headers[name]
-
-    @property
-    def cookies(self) -> httpx.Cookies:
-        """What is sent to whoever set it."""
-        return self._jar
-
-    @cookies.setter
-    def cookies(self, cookies: Any) -> None:
-        self._jar = _Jar(cookies)
-
-
-class Client(_Lean, httpx.Client):
-    """httpx's client, as lean as that."""
-
-
-class AsyncClient(_Lean, httpx.AsyncClient):
-    """The same for asyncio and Trio."""
 
 
 def is_loopback(host: str) -> bool:

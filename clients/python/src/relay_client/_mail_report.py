@@ -18,7 +18,7 @@ from relay_client._exchange import Flow
 from relay_client._listing import messages
 from relay_client._mailboxes import CURRENT_TEST, InboxHandle
 from relay_client._records import JSON, MessageData
-from relay_client._text import NAME, in_a_line, visible
+from relay_client._text import MAX_NAME, in_a_line, visible
 from relay_client.errors import RelayError, Unreachable
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -54,7 +54,7 @@ def wants(handle: InboxHandle, error: BaseException | None) -> bool:
     return failed and not handle.closed and handle in (CURRENT_TEST.inboxes or ())
 
 
-def held(handle: InboxHandle) -> Flow[str]:
+def report(handle: InboxHandle) -> Flow[str]:
     """Read what an inbox has, and say it, the oldest first; and if that was not all."""
     began = time.monotonic()
     until = began + max(0.0, CURRENT_TEST.reads_within)
@@ -84,8 +84,8 @@ def held(handle: InboxHandle) -> Flow[str]:
 
 
 def _described(message: MessageData) -> str:
-    subject = "(no subject)" if message.subject is None else in_a_line(message.subject, NAME)
-    sender = in_a_line(message.sender or "<>", NAME)
+    subject = "(no subject)" if message.subject is None else in_a_line(message.subject, MAX_NAME)
+    sender = in_a_line(message.sender or "<>", MAX_NAME)
     code = f"\ncode: {message.code}" if message.code else ""
     links = "".join(f"\nlink: {link}" for link in message.links[:10])
     head = visible(

@@ -86,7 +86,7 @@ class InboxHandle:
         self.blocks = False
         """Whether its calls hold up their thread."""
         self.closed = False
-        self.held: str | None = None
+        self.report: str | None = None
         """What it had as a test failed in its block, for the report, since it ends before that."""
         self.awaits_capture: bool | None = None
         """Whether the first mail to it makes it; None where nobody has asked yet."""

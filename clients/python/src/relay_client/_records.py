@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from relay_client._links import is_like
-from relay_client._text import LINK, NAME, in_a_line, quoted, visible
+from relay_client._text import MAX_LINK, MAX_NAME, in_a_line, quoted, visible
 from relay_client.errors import NoSuchLink
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -89,14 +89,14 @@ class MessageData:
         for link in self.links:
             if match is None or _matches(link, match):
                 return link
-        listed = "".join(f"\n  {in_a_line(link, LINK)}" for link in self.links) or " none"
+        listed = "".join(f"\n  {in_a_line(link, MAX_LINK)}" for link in self.links) or " none"
         what = "" if match is None else f" like {quoted(str(getattr(match, 'pattern', match)))}"
         where = "a message without a subject" if self.subject is None else quoted(self.subject)
         raise NoSuchLink(f"no link{what} in {where}; its links:{listed}")
 
     def __repr__(self) -> str:
         subject = None if self.subject is None else quoted(self.subject)
-        sender = in_a_line(self.sender or "", NAME) or self.sender
+        sender = in_a_line(self.sender or "", MAX_NAME) or self.sender
         return f"<{type(self).__name__} {subject} from {sender}>"
 
 
@@ -124,7 +124,7 @@ class AttachmentData:
 
     def __repr__(self) -> str:
         name = None if self.filename is None else quoted(self.filename)
-        kind = in_a_line(self.content_type, NAME)
+        kind = in_a_line(self.content_type, MAX_NAME)
         return f"<{type(self).__name__} {name} {kind} {self.size} bytes>"
 
 

@@ -9,8 +9,9 @@ from typing import TypeVar
 from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._bounds import bounded
-from relay_client._connect import FROM_ENVIRONMENT, Client, Token, connection
-from relay_client._exchange import Flow, drive
+from relay_client._connect import FROM_ENVIRONMENT, Token, connection
+from relay_client._exchange import Flow
+from relay_client._http import Client, run
 from relay_client._mailboxes import InboxHandle
 from relay_client._records import (
     JSON,
@@ -58,7 +59,7 @@ class Relay:
         self._http.close()
 
     def _do(self, flow: Flow[T]) -> T:
-        return drive(self._http, flow)
+        return run(self._http, flow)
 
     def inbox(
         self,
@@ -150,7 +151,7 @@ class Inbox:
     ) -> None:
         if self._owned:
             if _mail_report.wants(self._handle, error):
-                self._handle.held = self._do(_mail_report.held(self._handle))
+                self._handle.report = self._do(_mail_report.report(self._handle))
             self.close()
 
     def __str__(self) -> str:

@@ -30,10 +30,10 @@ _COMMANDS = re.compile(
 _ENDS = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PART = re.compile(r"\\(?:u[{0-9a-f]*)?$")
 
-NAME = 200
+MAX_NAME = 200
 """Characters that are shown of a name, a subject and their like."""
 
-LINK = 1000
+MAX_LINK = 1000
 """The same of a link."""
 
 
@@ -61,7 +61,7 @@ def in_a_line(text: str, max_length: int | None = None) -> str:
 
 def quoted(text: str) -> str:
     """Return the same on one line and in quotes, as much of it as of a name."""
-    line = in_a_line(text.replace("\\", "\\\\"), NAME)
+    line = in_a_line(text.replace("\\", "\\\\"), MAX_NAME)
     if "'" in line and '"' not in line:
         return f'"{line}"'
     return "'" + line.replace("'", "\\'") + "'"

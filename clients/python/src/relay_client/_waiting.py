@@ -18,7 +18,7 @@ from relay_client._bounds import MESSAGE_BYTES
 from relay_client._exchange import ApiRequest, Flow, Pause, call_json
 from relay_client._mailboxes import PAGE, InboxHandle, info, is_finite
 from relay_client._records import JSON
-from relay_client._text import NAME, in_a_line, quoted
+from relay_client._text import MAX_NAME, in_a_line, quoted
 from relay_client._wanted import Wanted
 from relay_client.errors import Refused, RelayError, UnexpectedMail, WaitTimeout
 
@@ -78,8 +78,8 @@ def wait_many(handle: InboxHandle, wanted: Wanted, count: int, timeout: float) -
     deadline = deadline_after(timeout)
     found: list[JSON] = []
     while len(found) < count:
-        rest = replace(wanted, after=found[-1]["id"]) if found else wanted
-        one = yield from _next(handle, rest, deadline)
+        later = replace(wanted, after=found[-1]["id"]) if found else wanted
+        one = yield from _next(handle, later, deadline)
         if one is None:
             ids = [one["id"] for one in found]
             raise (yield from _in_vain(handle, wanted.in_words(count), timeout, ids))
@@ -91,11 +91,11 @@ def _next(handle: InboxHandle, wanted: Wanted, deadline: float) -> Flow[JSON | N
     """Wait for one; what has come by the deadline is looked through a moment longer."""
     if handle.closed:
         raise RelayError(f"the inbox was closed before {wanted.in_words()} was waited for")
-    rest = wanted  # of what comes; what does not fit is behind it
+    later = wanted  # than what came and does not fit
 
     def part() -> ApiRequest:
         left = min(_PART, max(0.0, deadline - time.monotonic()))
-        query: dict[str, str | float] = {"empty": "null", **rest.query, "timeout": round(left, 3)}
+        query: dict[str, str | float] = {"empty": "null", **later.query, "timeout": round(left, 3)}
         return handle.get("/messages/wait", query, long_poll=left, max_bytes=MESSAGE_BYTES)
 
     pause = _FIRST_PAUSE
@@ -116,7 +116,7 @@ def _next(handle: InboxHandle, wanted: Wanted, deadline: float) -> Flow[JSON | N
         if found is not None and wanted.fits(found):
             return found
         if found is not None and now < deadline + _LOOKS_THROUGH:
-            rest = replace(rest, after=found["id"])
+            later = replace(later, after=found["id"])
             continue
         if now >= deadline:
             return None
@@ -292,5 +292,5 @@ def _instead(count: int, found: int) -> str:
 
 def _line(entry: JSON) -> str:
     subject = "(no subject)" if entry["subject"] is None else quoted(entry["subject"])
-    sender = in_a_line(entry["from_address"] or "<>", NAME)
+    sender = in_a_line(entry["from_address"] or "<>", MAX_NAME)
     return f"{entry['received_at']} from {sender}: {subject}"

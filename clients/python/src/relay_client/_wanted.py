@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Union, cast
 
 from relay_client._records import JSON
-from relay_client._text import NAME, in_a_line, quoted
+from relay_client._text import MAX_NAME, in_a_line, quoted
 from relay_client.errors import RelayError
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -66,4 +66,4 @@ class Wanted:
 
 
 def _shown(match: str | re.Pattern[str]) -> str:
-    return quoted(match) if isinstance(match, str) else f"/{in_a_line(match.pattern, NAME)}/"
+    return quoted(match) if isinstance(match, str) else f"/{in_a_line(match.pattern, MAX_NAME)}/"

@@ -40,12 +40,12 @@ from relay_client import (
     _mailboxes,
 )
 from relay_client._async import AsyncRelayOfATest
-from relay_client._bounds import within
+from relay_client._bounds import time_limit
 from relay_client._connect import DEFAULT_URL, FROM_ENVIRONMENT, Token
-from relay_client._exchange import drive
+from relay_client._http import run
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
-from relay_client._mail_report import held
+from relay_client._mail_report import report as mail_report
 from relay_client._mailboxes import CURRENT_TEST
 from relay_client._run_report import Progress, RunReport
 from relay_client._smtp_server import SmtpServer as SmtpServer
@@ -180,7 +180,7 @@ def _fail(why: str) -> NoReturn:
 
 def _is_reachable(relay: Relay) -> bool:
     try:
-        with within(_PROBE_TIMEOUT), relay._http.stream("HEAD", "/"):
+        with time_limit(_PROBE_TIMEOUT), relay._http.stream("HEAD", "/"):
             return True
     except httpx.HTTPError:
         return False
@@ -354,15 +354,15 @@ def _mail(gone: RelayError | None) -> list[tuple[str, str]]:
     """
     made = CURRENT_TEST.inboxes or {}
     CURRENT_TEST.inboxes = {}
-    shown = [one for one in made if one.held is not None or not one.closed]
+    shown = [one for one in made if one.report is not None or not one.closed]
     sections: list[tuple[str, str]] = []
     for handle in shown[-_INBOXES:]:
-        text = handle.held
+        text = handle.report
         if text is None and gone is not None:
             text = f"what came cannot be read: {gone}"
         elif text is None:
             with Relay(made[handle].url, made[handle].token) as relay:
-                text = drive(relay._http, held(handle))
+                text = run(relay._http, mail_report(handle))
         sections.append((visible(f"Mail to {handle.address}"), text))
     if len(shown) > _INBOXES:
         sections.append((f"Mail to {len(shown) - _INBOXES} more inboxes", "is not shown"))
