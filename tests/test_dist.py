@@ -243,9 +243,10 @@ def here() -> set[str]:
 
 
 ALONE = (
-    *("test_headers.py", "test_inboxes.py", "test_paging.py", "test_pytest_plugin.py"),
+    *("test_headers.py", "test_inboxes.py", "test_paging.py"),
+    *("test_plugin_fixtures.py", "test_plugin_relay.py", "test_plugin_reports.py"),
     "-k",
-    "not (relay_is_started or ends_with_a_run or watched_one_run or nobody_reaps or dies_is_not)",
+    "not (relay_is_started or dies_is_not)",
 )
 """Of the client's tests those that start no relay of their own."""
 

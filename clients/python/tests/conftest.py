@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import smtplib
 from email.message import EmailMessage
+from pathlib import Path
 from typing import Callable
 
 import pytest
 
+import relay_client
 from relay_client import Relay
 
 pytest_plugins = ["pytester"]
@@ -38,3 +40,17 @@ def deliver(relay: Relay) -> Deliver:
             smtp.send_message(message)
 
     return put
+
+
+@pytest.fixture
+def inner(
+    pytester: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Pytester:
+    """Return a place to run pytest in, against the relay of this run."""
+    monkeypatch.setenv("RELAY_URL", relay.url)
+    monkeypatch.setenv("RELAY_TOKEN", str(relay.token))
+    monkeypatch.setenv("PYTHONPATH", str(Path(relay_client.__file__).parents[1]))
+    # Where the relay's own tests are installed, it would be most of what a run loads.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:schemathesis")
+    pytester.makeini("[pytest]")
+    return pytester
