@@ -118,10 +118,10 @@ export interface Answer extends Read {
 
 /** Read what an answer says, up to so many bytes. @internal */
 export async function bytesOf(answer: Response, maxBytes: number): Promise<Read> {
-  const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
-  if (packing.toLowerCase() !== "identity") {
+  const coding = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
+  if (coding.toLowerCase() !== "identity") {
     await answer.body?.cancel().catch(() => {});
-    return { bytes: new Uint8Array(), fault: `it comes as ${quoted(packing)}` };
+    return { bytes: new Uint8Array(), fault: `it comes as ${quoted(coding)}` };
   }
   const pieces: Uint8Array[] = [];
   let size = 0;
@@ -153,7 +153,7 @@ export function refused(answer: Answer): Refused {
     if (fault === undefined && typeof type === "string" && typeof detail === "string") {
       const each = Array.isArray(errors) ? errors.map(String) : [];
       const kind = type.split(/[:/]/).pop() ?? type;
-      return new Refused(status, kind, detail, each, retryAfter(headers), String(title ?? ""));
+      return new Refused(status, kind, detail, each, retryIn(headers), String(title ?? ""));
     }
   } catch {
     // No problem document: what there is has to do.
@@ -163,12 +163,12 @@ export function refused(answer: Answer): Refused {
 
 /** What is thrown where no relay has answered. @internal */
 export function noRelay({ status, headers, bytes, fault }: Answer, why = fault): Refused {
-  const location = headers.get("Location");
-  const leads = location !== null && status >= 300 && status < 400;
+  const url = headers.get("Location");
+  const leads = url !== null && status >= 300 && status < 400;
   const said = leads
-    ? `it leads to ${location}`
+    ? `it leads to ${url}`
     : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 100)).trim()));
-  return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
+  return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryIn(headers));
 }
 
 /**
@@ -180,7 +180,7 @@ export function unlike(answer: Answer): Refused {
   return noRelay(answer, said.includes('_token"') ? "what it says has a token in it" : undefined);
 }
 
-function retryAfter(headers: Headers): number {
+function retryIn(headers: Headers): number {
   const seconds = Number(headers.get("Retry-After"));
   return seconds > 0 && seconds < Infinity ? seconds : 0;
 }

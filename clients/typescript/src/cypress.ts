@@ -45,7 +45,7 @@ import {
   inVain,
   inWords,
   isCaptured,
-  rests,
+  pauses,
   unmade,
   waitable,
 } from "./waiting.js";
@@ -250,8 +250,8 @@ function waitForMail({
   const at = inbox;
   const timeout = waitable(wanted.timeout ?? TIMEOUT);
   const deadline = Date.now() + timeout;
-  let rest: WaitOptions = wanted; // of what comes; what does not fit is behind it
-  const restFor = rests();
+  let later: WaitOptions = wanted; // than what came and does not fit
+  const pauseAfter = pauses();
   /** What there is of this inbox; of a relay that does not know, nothing. */
   const also = <T>(path: string, shape: Shape): Chain<T[]> =>
     call<T[]>(
@@ -320,7 +320,7 @@ function waitForMail({
         method: "GET",
         path: `${pathOf(at.address)}/messages/wait`,
         inbox: at,
-        qs: waitQuery(rest, part),
+        qs: waitQuery(later, part),
         longPoll: part,
         shape: MESSAGE_OR_NONE,
         deadline,
@@ -329,14 +329,14 @@ function waitForMail({
       expected(null),
     ).then((found) => {
       if (found && !fits(wanted, found) && Date.now() < deadline + LOOKS_THROUGH) {
-        rest = { ...rest, after: found.id };
+        later = { ...later, after: found.id };
         return next();
       }
       if (found && fits(wanted, found)) {
         return cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET);
       }
       const now = Date.now();
-      if (now < deadline) return cy.wait(restFor(now - began, deadline - began), QUIET).then(next);
+      if (now < deadline) return cy.wait(pauseAfter(now - began, deadline - began), QUIET).then(next);
       return late(LOOKS);
     });
   };

@@ -170,7 +170,7 @@ export class Exchange {
       const idempotent = one.idempotent ?? true;
       let failure: RelayError;
       let repeats: boolean;
-      let rest = pause;
+      let delay = pause;
       try {
         const answer = await this.#once(one, lastEnd);
         if (answer.fault !== undefined) throw noRelayOf(answer);
@@ -181,7 +181,7 @@ export class Exchange {
           const placed = error.problem === "not-found" || error.problem === "unknown";
           failure = hidden(placed ? at(error, this.#asked(one)) : error);
           repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
-          rest = Math.max(pause, 1000 * error.retryAfter);
+          delay = Math.max(pause, 1000 * error.retryAfter);
         } else {
           const cause = error instanceof Unreachable ? error.cause : error;
           const { code, text } = reason(cause);
@@ -200,8 +200,8 @@ export class Exchange {
           repeats = mayPass && (idempotent || NOT_CONNECTED.has(code));
         }
       }
-      if (!repeats || performance.now() + rest > lastStart) throw failure;
-      await paused(rest);
+      if (!repeats || performance.now() + delay > lastStart) throw failure;
+      await paused(delay);
     }
   }
 

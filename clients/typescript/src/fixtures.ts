@@ -5,8 +5,8 @@ import { Refused, RelayError, Unreachable } from "./errors.js";
 import { FIXTURE_TTL, type InboxOptions } from "./mailboxes.js";
 import { whereFrom } from "./options.js";
 import { readable } from "./readable.js";
-import { type Inbox, LEFT, LOGINS, type Message, type Relay, WAIT_LIMITS } from "./relay.js";
-import { NAME, inALine, visible } from "./text.js";
+import { type Inbox, OPEN_INBOXES, LOGINS, type Message, type Relay, WAIT_LIMITS } from "./relay.js";
+import { MAX_NAME, inALine, visible } from "./text.js";
 import { TIMEOUT } from "./waiting.js";
 
 const SHOWN = 20; // messages of an inbox, in a report
@@ -31,7 +31,7 @@ export async function inboxOf(
 ): Promise<Inbox> {
   const options = keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL };
   const inbox = await asked(relay, away, () => relay.inbox(options));
-  LEFT.get(relay)?.delete(inbox); // which its fixture reports of
+  OPEN_INBOXES.get(relay)?.delete(inbox); // which its fixture reports of
   LOGINS.set(inbox, loginOf(test));
   return inbox;
 }
@@ -213,7 +213,7 @@ function described(message: Message): string {
   const at = message.receivedAt.toISOString().slice(11, 19);
   const { sender, subject, code } = message;
   const head = [
-    `${at} from ${inALine(sender ?? "<>", NAME)}: ${inALine(subject ?? "(no subject)", NAME)}`,
+    `${at} from ${inALine(sender ?? "<>", MAX_NAME)}: ${inALine(subject ?? "(no subject)", MAX_NAME)}`,
     ...(code === null ? [] : [`code: ${code}`]),
     ...message.links.slice(0, 10).map((link) => `link: ${link}`),
   ].join("\n");

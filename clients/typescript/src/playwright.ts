@@ -38,8 +38,8 @@ import {
   spared,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, LEFT, Relay } from "./relay.js";
-import { NAME, inALine, visible } from "./text.js";
+import { type Inbox, OPEN_INBOXES, Relay } from "./relay.js";
+import { MAX_NAME, inALine, visible } from "./text.js";
 
 export { expect };
 export type { SmtpServer };
@@ -76,7 +76,7 @@ async function report(inboxes: Iterable<Inbox>, test: TestInfo): Promise<void> {
     await test.attach(name, { body: text, contentType: "text/plain" });
     for (const { subject, html } of messages) {
       if (html !== null) {
-        await test.attach(`mail: ${inALine(subject ?? "(no subject)", NAME)}`, {
+        await test.attach(`mail: ${inALine(subject ?? "(no subject)", MAX_NAME)}`, {
           body: framed(html),
           contentType: "text/html",
         });
@@ -100,7 +100,7 @@ export const fixtures: Fixtures<
   relay: [
     async ({ relayOptions }, use) => {
       const relay = new Relay(relayOptions);
-      LEFT.set(relay, MADE);
+      OPEN_INBOXES.set(relay, MADE);
       await use(relay);
       await relay.close();
     },

@@ -7,7 +7,7 @@
 import { NoSuchLink } from "./errors.js";
 import { isLike } from "./links.js";
 import type { components } from "./schema.js";
-import { LINK, inALine, quoted } from "./text.js";
+import { MAX_LINK, inALine, quoted } from "./text.js";
 
 type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
@@ -132,7 +132,7 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
     for (const link of this.links) {
       if (match === undefined || matches(link, match)) return link;
     }
-    const listed = this.links.map((link) => `\n  ${inALine(link, LINK)}`).join("") || " none";
+    const listed = this.links.map((link) => `\n  ${inALine(link, MAX_LINK)}`).join("") || " none";
     const what =
       match === undefined
         ? ""

@@ -63,7 +63,7 @@ import {
   inVain,
   inWords,
   isCaptured,
-  rests,
+  pauses,
   unmade,
   waitable,
 } from "./waiting.js";
@@ -73,7 +73,7 @@ type Query = NonNullable<RepeatableRequest["query"]>;
 
 const PAGE = 200;
 const MAX_EMPTY_PAGES = 1_000; // of a list; a relay looks for a second for each
-const LINK = 8 << 10; // bytes of the header that names a next page
+const MAX_LINK_HEADER = 8 << 10; // bytes of the header that names a next page
 const CLOSES_WITHIN = 2_000; // or is left to its time; of several in vain, see `Exchange`
 const LIST_TIMEOUT = 60_000; // with all of its pages
 const LISTS_WITHIN = 2_000; // lines of other mail in a failure, or they are left out
@@ -97,8 +97,8 @@ export interface ListOptions {
 export const TIME_LIMITS = new WeakMap<Relay, () => number | undefined>();
 
 /** What inboxes have been made and not closed, of relays of which a test runner reports. @internal */
-export const LEFT = new WeakMap<Relay, Set<Inbox>>();
-const LEFT_IN = new WeakMap<Inbox, Set<Inbox>>();
+export const OPEN_INBOXES = new WeakMap<Relay, Set<Inbox>>();
+const TRACKED_IN = new WeakMap<Inbox, Set<Inbox>>();
 
 /**
  * A relay at a URL.
@@ -128,8 +128,8 @@ export class Relay implements AsyncDisposable {
     );
     const endsAt = new Date(made.expires_at);
     const inbox = new Inbox(this.#exchange, made.address, made.session_token, true, endsAt);
-    const left = LEFT.get(this);
-    if (left) LEFT_IN.set(inbox, left.add(inbox));
+    const left = OPEN_INBOXES.get(this);
+    if (left) TRACKED_IN.set(inbox, left.add(inbox));
     return inbox;
   }
 
@@ -219,7 +219,7 @@ export class Inbox implements AsyncDisposable {
    */
   async close({ strict = false }: { strict?: boolean } = {}): Promise<void> {
     this.#closed = true;
-    LEFT_IN.get(this)?.delete(this);
+    TRACKED_IN.get(this)?.delete(this);
     const exchange = this.#exchange;
     const began = performance.now();
     const within = strict ? CLOSES_WITHIN : Math.min(CLOSES_WITHIN, exchange.closesWithin);
@@ -362,13 +362,13 @@ export class Inbox implements AsyncDisposable {
     if (this.#closed) {
       throw new RelayError(`the inbox was closed before ${inWords(wanted)} was waited for`);
     }
-    let rest: Wanted = wanted; // of what comes; what does not fit is behind it
+    let later: Wanted = wanted; // than what came and does not fit
     const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
-      const request = this.#request("GET", "/messages/wait", waitQuery(rest, left));
+      const request = this.#request("GET", "/messages/wait", waitQuery(later, left));
       return { ...request, longPoll: left, maxBytes: MESSAGE_BYTES };
     };
-    const restFor = rests();
+    const pauseAfter = pauses();
     for (;;) {
       const began = performance.now();
       const found = await this.#exchange
@@ -389,11 +389,11 @@ export class Inbox implements AsyncDisposable {
       const now = performance.now();
       if (found !== null && fits(wanted, found)) return found;
       if (found !== null && now < deadline + LOOKS_THROUGH) {
-        rest = { ...rest, after: found.id };
+        later = { ...later, after: found.id };
         continue;
       }
       if (now >= deadline) return null;
-      const pause = restFor(now - began, deadline - began);
+      const pause = pauseAfter(now - began, deadline - began);
       await paused(this.#awaitsCapture ? Math.min(pause, LOOK_CAPTURED) : pause);
     }
   }
@@ -504,7 +504,7 @@ type Ask = (
  */
 function following(answer: Answer): string | undefined {
   const link = answer.headers.get("Link") ?? "";
-  if (link.length > LINK) throw noRelay(answer, `its Link has more than ${LINK >> 10} KiB`);
+  if (link.length > MAX_LINK_HEADER) throw noRelay(answer, `its Link has more than ${MAX_LINK_HEADER >> 10} KiB`);
   const next = /<([^<>]*)>; *rel="next"/.exec(link)?.[1];
   if (next && !/^\/(?![/\\])[!-~]*$/.test(next)) {
     throw noRelay(answer, `its next page is at ${quoted(next.slice(0, 200))}`);

@@ -7,10 +7,10 @@
  */
 
 /** How many characters are shown of a name, a subject and their like. */
-export const NAME = 200;
+export const MAX_NAME = 200;
 
 /** The same of a link. */
-export const LINK = 1_000;
+export const MAX_LINK = 1_000;
 
 /**
  * A text of several lines, with all that could drive its reader spelt (`\u001b`): control
@@ -46,7 +46,7 @@ export function inALine(text: string, maxLength?: number): string {
 
 /** The same on one line and in quotes, as much of it as of a name. */
 export function quoted(text: string): string {
-  const line = inALine(text.replaceAll("\\", "\\\\"), NAME);
+  const line = inALine(text.replaceAll("\\", "\\\\"), MAX_NAME);
   return line.includes("'") && !line.includes('"')
     ? `"${line}"`
     : `'${line.replaceAll("'", "\\'")}'`;

@@ -31,7 +31,7 @@ import {
   spared,
 } from "./fixtures.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, LEFT, TIME_LIMITS, Relay } from "./relay.js";
+import { type Inbox, OPEN_INBOXES, TIME_LIMITS, Relay } from "./relay.js";
 import { inALine } from "./text.js";
 
 export { expect } from "vitest";
@@ -114,7 +114,7 @@ export const fixtures = {
     const relay = new Relay(relayOptions);
     TIME_LIMITS.set(relay, timeLimit(task));
     const made = new Set<Inbox>();
-    LEFT.set(relay, made);
+    OPEN_INBOXES.set(relay, made);
     await use(relay);
     await report(made, task);
     await relay.close();

@@ -12,7 +12,7 @@ import type {
   MessageJson,
   RejectedJson,
 } from "./records.js";
-import { NAME, inALine, quoted } from "./text.js";
+import { MAX_NAME, inALine, quoted } from "./text.js";
 
 /**
  * A wait is asked for in parts of so many milliseconds, less than the time after which a proxy in
@@ -99,18 +99,18 @@ function isPattern(match: unknown): match is RegExp {
 }
 
 /**
- * Says how long to rest, in milliseconds, after each part of a wait that has ended without mail: by
+ * Says how long to pause, in milliseconds, after each part of a wait that has ended without mail: by
  * how long that took, and how much was left of the wait as it began.  No relay ends a part much
- * before its time, or not often; where it is done, nobody is asked without a rest.
+ * before its time, or not often; where it is done, nobody is asked without a pause.
  * @internal
  */
-export function rests(): (took: number, left: number) => number {
+export function pauses(): (took: number, left: number) => number {
   let next = 50;
   return (took, left) => {
     if (took >= Math.min(PART, left) / 2) return 0;
-    const rest = Math.min(next, left - took);
+    const pause = Math.min(next, left - took);
     next = Math.min(2 * next, 1_000);
-    return rest;
+    return pause;
   };
 }
 
@@ -138,7 +138,7 @@ export function inWords({ subject, sender, after }: Wanted, count?: number): str
 }
 
 function shown(match: string | RegExp): string {
-  return isPattern(match) ? `/${inALine(match.source, NAME)}/` : quoted(String(match));
+  return isPattern(match) ? `/${inALine(match.source, MAX_NAME)}/` : quoted(String(match));
 }
 
 /** A message in one line. @internal */
@@ -146,7 +146,7 @@ export function lineOf(
   entry: Pick<EntryJson | MessageJson, "subject" | "received_at" | "from_address">,
 ): string {
   const subject = entry.subject === null ? "(no subject)" : quoted(entry.subject);
-  const sender = inALine(entry.from_address || "<>", NAME);
+  const sender = inALine(entry.from_address || "<>", MAX_NAME);
   return inALine(`${entry.received_at} from ${sender}: ${subject}`);
 }
 

@@ -1,6 +1,6 @@
 // Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so any more.
 
-const NAME = 200;
+const MAX_NAME = 200;
 function visible(text, maxLength = Infinity) {
     const shown = text
         .slice(0, 9 * maxLength)
@@ -20,7 +20,7 @@ function inALine(text, maxLength) {
     return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
 }
 function quoted(text) {
-    const line = inALine(text.replaceAll("\\", "\\\\"), NAME);
+    const line = inALine(text.replaceAll("\\", "\\\\"), MAX_NAME);
     return line.includes("'") && !line.includes('"')
         ? `"${line}"`
         : `'${line.replaceAll("'", "\\'")}'`;
@@ -108,10 +108,10 @@ class Caller {
     }
 }
 async function bytesOf(answer, maxBytes) {
-    const packing = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
-    if (packing.toLowerCase() !== "identity") {
+    const coding = (globalThis.process && answer.headers.get("Content-Encoding")) || "identity";
+    if (coding.toLowerCase() !== "identity") {
         await answer.body?.cancel().catch(() => { });
-        return { bytes: new Uint8Array(), fault: `it comes as ${quoted(packing)}` };
+        return { bytes: new Uint8Array(), fault: `it comes as ${quoted(coding)}` };
     }
     const pieces = [];
     let size = 0;
@@ -144,7 +144,7 @@ function refused(answer) {
         if (fault === undefined && typeof type === "string" && typeof detail === "string") {
             const each = Array.isArray(errors) ? errors.map(String) : [];
             const kind = type.split(/[:/]/).pop() ?? type;
-            return new Refused(status, kind, detail, each, retryAfter(headers), String(title ?? ""));
+            return new Refused(status, kind, detail, each, retryIn(headers), String(title ?? ""));
         }
     }
     catch {
@@ -152,14 +152,14 @@ function refused(answer) {
     return noRelay(answer);
 }
 function noRelay({ status, headers, bytes, fault }, why = fault) {
-    const location = headers.get("Location");
-    const leads = location !== null && status >= 300 && status < 400;
+    const url = headers.get("Location");
+    const leads = url !== null && status >= 300 && status < 400;
     const said = leads
-        ? `it leads to ${location}`
+        ? `it leads to ${url}`
         : (why ?? quoted(new TextDecoder().decode(bytes.subarray(0, 100)).trim()));
-    return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryAfter(headers));
+    return new Refused(status, "unknown", `no relay answered: ${said}`, [], retryIn(headers));
 }
-function retryAfter(headers) {
+function retryIn(headers) {
     const seconds = Number(headers.get("Retry-After"));
     return seconds > 0 && seconds < Infinity ? seconds : 0;
 }
