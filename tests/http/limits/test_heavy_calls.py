@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
+from relay.http.limits.fair_limiter import FairLimiter
 from relay.http.limits.heavy_calls import AT_ONCE, OF_ONE, SHORT
 from relay.mailboxes.all_messages import AllMessages
 from relay.mailboxes.arrivals import Arrivals
@@ -20,10 +22,25 @@ from tests.http.conftest import House
 class Held:
     """In place of a query: the query, once it is let go, and how many of it ran at once."""
 
-    def __init__(self, query: Callable[..., Awaitable[Any]]) -> None:
-        self._query = query
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, reader: type, name: str) -> None:
+        """`name`: the query, of `reader`."""
+        self._query: Callable[..., Awaitable[Any]] = getattr(reader, name)
         self._let_go = trio.Event()
-        self._running = self._most = self.ended = 0
+        self._waiting = self._running = self._most = self._ended = 0
+        turn = FairLimiter.turn
+
+        @asynccontextmanager
+        async def counted(limiter: FairLimiter, *args: Any) -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                self._waiting += 1
+                try:
+                    await stack.enter_async_context(turn(limiter, *args))
+                finally:
+                    self._waiting -= 1
+                yield
+
+        monkeypatch.setattr(FairLimiter, "turn", counted)
+        monkeypatch.setattr(reader, name, self)
 
     def __get__(self, reader: object, _: type) -> Callable[..., Awaitable[Any]]:
         return partial(self._run, reader)
@@ -36,7 +53,7 @@ class Held:
             return await self._query(*args, **named)
         finally:
             self._running -= 1
-            self.ended += 1
+            self._ended += 1
 
     async def at_once(self, asks: Sequence[Callable[[], Awaitable[int]]], wanted: int) -> None:
         """Make these calls: so many of them run at once and no more, and each is answered."""
@@ -49,25 +66,30 @@ class Held:
         async with trio.open_nursery() as nursery:
             for ask in asks:
                 nursery.start_soon(answered, ask)
-            await eventually(lambda: self._running, "they run", until=lambda now: now >= wanted)
-            await trio.sleep(0.05)  # for one that would be too many
+            await self._all_have_come(len(asks), wanted)
             self._let_go.set()
         assert self._most == wanted
         assert codes == [200] * len(asks)
 
     async def in_turns(self, wanted: int, at_once: int) -> None:
         """So many run in the end, and so many of them at once and no more."""
-        await eventually(lambda: self._running, "they run", until=lambda now: now >= at_once)
-        await trio.sleep(0.05)  # for one that would be too many
+        await self._all_have_come(wanted, at_once)
         self._let_go.set()
-        await eventually(lambda: self.ended, "all have run", until=lambda n: n >= wanted)
+        await eventually(lambda: self._ended, "all have run", until=lambda n: n >= wanted)
         assert self._most == at_once
+
+    async def _all_have_come(self, count: int, at_once: int) -> None:
+        """Return once so many run, and the others, of all, wait for their turn."""
+        await eventually(
+            lambda: (self._running, self._waiting),
+            f"{at_once} run, of {count}",
+            until=lambda now: now[0] >= at_once and sum(now) == count,
+        )
 
 
 async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch):
     """Two of one caller at once, until they are written; every call is answered."""
-    held = Held(Messages.whole_page)
-    monkeypatch.setattr(Messages, "whole_page", held)
+    held = Held(monkeypatch, Messages, "whole_page")
     address, token = await house.mailbox()
     await house.deliver(address)
 
@@ -80,8 +102,7 @@ async def test_pages_of_whole_messages_take_turns_too(house: House, monkeypatch)
 
 async def test_long_pages_take_turns_too(house: House, monkeypatch):
     """Of more entries than a list gives to who says nothing of how many; others do not."""
-    held = Held(Messages.page)
-    monkeypatch.setattr(Messages, "page", held)
+    held = Held(monkeypatch, Messages, "page")
     address, token = await house.mailbox()
 
     async def ask(limit: int) -> int:
@@ -95,8 +116,7 @@ async def test_long_pages_take_turns_too(house: House, monkeypatch):
 async def test_searches_run_a_few_at_a_time_and_lists_never_wait(house: House, monkeypatch):
     """Two of one owner, three of all but the administrator, and one of his beside them; every call
     is answered."""
-    held = Held(AllMessages.page)
-    monkeypatch.setattr(AllMessages, "page", held)
+    held = Held(monkeypatch, AllMessages, "page")
     keys = [await house.key("read") for _ in range(4)]
 
     async def ask(key: dict[str, str], params: dict[str, str]) -> int:
@@ -138,8 +158,7 @@ async def test_looks_of_those_who_wait_take_turns(house: House, monkeypatch, nam
         for address, token in inboxes * 2:
             nursery.start_soon(wait, address, token)
         await house.waiting(count=6)
-        held = Held(getattr(reader, look))
-        monkeypatch.setattr(reader, look, held)
+        held = Held(monkeypatch, reader, look)
         for address, _ in inboxes:
             await house.deliver(address)
         await held.in_turns(6, OF_ONE)
