@@ -32,6 +32,7 @@ def own(relay: RelayProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     env = {
         "RELAY_OUTBOUND__UPSTREAM": f"smtp://{host}:{port}",
         "RELAY_OUTBOUND__RELEASE_TO": json.dumps(["*@allowed.example"]),
+        "RELAY_OUTBOUND__RETRY_UNIT": "1200",  # a gate stays shut for as long as it is looked at
         "RELAY_WEBHOOKS__ALLOW_PRIVATE": "true",
     }
     with RelayProcess(tmp_path_factory.mktemp("sending") / "data", env=env) as process:
