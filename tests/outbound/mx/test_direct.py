@@ -527,7 +527,9 @@ async def test_ninety_sites_that_stall_hold_up_no_other(pool):
         zone |= {(f"d{other}.example", "MX"): [f"10 mx{other}.d.example."]}
         zone |= {(f"mx{other}.d.example", "A"): ["127.0.0.2"]}
     with ExitStack() as deaf:
-        async with world(pool, zone, scripts, concurrency=32, lease_timeout=300.0) as w:
+        async with world(
+            pool, zone, scripts, dns_within=20.0, concurrency=32, lease_timeout=300.0
+        ) as w:
             for number in holes:
                 deaf.enter_context(black_hole(f"127.0.0.{number}", w.sinks["2"].port))
             for _ in range(2):
