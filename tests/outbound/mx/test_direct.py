@@ -508,6 +508,9 @@ async def test_high_mail_that_waits_for_a_site_holds_up_no_lower_mail(pool):
         await trio.aclose_forcefully(hanging[0])
 
 
+PLACES = 32
+
+
 async def test_ninety_sites_that_stall_hold_up_no_other(pool):
     """Black holes, and servers that say nothing to whoever connects, to EHLO or to the final dot,
     more than there are places and more than is claimed ahead: all others have their mail while
@@ -528,7 +531,7 @@ async def test_ninety_sites_that_stall_hold_up_no_other(pool):
         zone |= {(f"mx{other}.d.example", "A"): ["127.0.0.2"]}
     with ExitStack() as deaf:
         async with world(
-            pool, zone, scripts, dns_within=20.0, concurrency=32, lease_timeout=300.0
+            pool, zone, scripts, dns_within=20.0, concurrency=PLACES, lease_timeout=300.0
         ) as w:
             for number in holes:
                 deaf.enter_context(black_hole(f"127.0.0.{number}", w.sinks["2"].port))
@@ -547,7 +550,10 @@ async def test_ninety_sites_that_stall_hold_up_no_other(pool):
             )
             still = {domain for (domain,) in hang}
             assert {f"dead{number}.example" for number in hanging} <= still
-            assert max(map(len, hanging.values())) <= 2
+            # A site gets another only while fewer hang than there are places: where the sites come
+            # slowly, some of the first ones do.
+            several = [len(streams) for streams in hanging.values() if len(streams) > 1]
+            assert sum(several) <= PLACES
             # They would wait for their deadlines: they need not be awaited here.
             deaf.close()
             for streams in hanging.values():
