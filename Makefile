@@ -72,7 +72,7 @@ test-clients: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy && $(BIN)/mypy --python-version 3.14
 	cd clients/python && ../../$(BIN)/mypy && ../../$(BIN)/mypy --python-version 3.14
 	cd clients/typescript && ../../$(BIN)/mypy
 	$(BIN)/python -m tests.npm clients/typescript tsc --project tsconfig.check.json

@@ -53,7 +53,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType, coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import trio
 from trio.lowlevel import (
@@ -68,6 +68,7 @@ from trio.lowlevel import (
 from relay.ports.tls import ByteSocket
 from relay.smtp.waits import Answer, Talk
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _BURST = 64
@@ -86,6 +87,14 @@ class _Resumed:
 
 
 _RESUMED = _Resumed()
+
+
+def _awaited(
+    waiting: Callable[P, Generator[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """`types.coroutine`, of a type that holds from Python 3.13 on, too: a generator's `close`
+    returns there what a coroutine's does not."""
+    return cast(Callable[P, Coroutine[Any, Any, T]], coroutine(waiting))
 
 
 class Trampoline:
@@ -279,7 +288,7 @@ class TrampolineWaits:
             if not trampoline._epoll.closed:  # closed: all that it watched is cancelled at once
                 trampoline._epoll.unregister(fileno)
 
-    @coroutine
+    @_awaited
     def _drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         sent: Any = None
         while True:
@@ -299,7 +308,7 @@ class TrampolineWaits:
 
     # ------------------------------------------------------------------- in the session
 
-    @coroutine
+    @_awaited
     def read(self, size: int) -> Generator[Any, Any, bytes]:
         """Wait for bytes and return at most `size`; none at the end of the stream.  OSError."""
         while True:
@@ -322,7 +331,7 @@ class TrampolineWaits:
         self._sock = sock
         self._more = True  # it may have read already what no event will tell of again
 
-    @coroutine
+    @_awaited
     def wait(self, answer: Answer[T]) -> Generator[Any, Any, T]:
         """Wait for an answer."""
         if not answer.settled:
@@ -332,7 +341,7 @@ class TrampolineWaits:
             (yield self._trap).unwrap()
         return answer.result()
 
-    @coroutine
+    @_awaited
     def converse(self, talk: Talk, step: Answer[Any] | bool = True) -> Generator[Any, Any, None]:
         """Leave it to `talk` until it says False."""
         while step is not True and step is not False and step.settled:
