@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from aiosmtpd.smtp import Envelope, Session
 
 from relay.accepted import Accepted, Origin
 from relay.futures import Future
+from relay.mailboxes.parser import Parsed
 from relay.outbound.queue.claimed import Batch
 from relay.outbound.queue.lanes import DueLane
 
@@ -38,17 +39,29 @@ class Wake:
     reason: str = ""
 
 
+class Durable(NamedTuple):
+    """What became of messages that were on the way.
+
+    `mailboxes` (16 bytes) by message id, without those that were not stored or of which nobody
+    knows; `summarised`: their summaries were stored with them.
+    """
+
+    mailboxes: Mapping[UUID, bytes] = {}
+    summarised: bool = False
+
+
 @dataclass(frozen=True)
 class OnTheWay:
     """These messages, few and small, are being stored: they may be parsed meanwhile.
 
-    `messages` are (message id, bytes) pairs.  The reply comes once they are durable: their
-    mailboxes (16 bytes), by message id, without those that were not stored or of which nobody
-    knows.
+    `messages` are (message id, bytes) pairs.  `parsed` comes first: their summaries, in that order,
+    to be stored with them, or nothing; whoever stores them need not wait for it.  The reply comes
+    once they are durable.
     """
 
     messages: tuple[tuple[UUID, bytes], ...]
-    reply: Future[Mapping[UUID, bytes]] = field(default_factory=Future, compare=False)
+    parsed: Future[Sequence[Parsed]] = field(default_factory=Future, compare=False)
+    reply: Future[Durable] = field(default_factory=Future, compare=False)
 
 
 @dataclass(frozen=True)

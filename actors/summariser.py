@@ -10,8 +10,9 @@ Promises
   over `help_after`, or something has waited for so long, a second parser goes on with the mail of
   other mailboxes; after twice as long a third, and so on, up to one a core but one (`parsers_on`).
 - While nothing else waits, mail is parsed while it is being committed (`OnTheWay`), and its summary
-  stored once it is durable, never before.  Where that takes long (`_AHEAD_PATIENCE`) it is parsed
-  again when its turn comes; where the parsing does, what comes waits for its turn for a while.
+  stored once it is durable, never before; or by the writer, with the mail.  Where that takes long
+  (`_AHEAD_PATIENCE`) it is parsed again when its turn comes; where the parsing does, what comes
+  waits for its turn for a while.
 - Parsing happens in child processes that can be killed (`relay.mailboxes.parser`), niced, and
   rests only for mail that is arriving: until something has waited for `_PATIENCE`, since larger
   groups cost less; a third of the time whatever waits, for accepting comes first; and eight ninths
@@ -383,6 +384,7 @@ class Summariser:
             and trio.current_time() >= self._ahead_at
         ):
             return ahead
+        _keep_from_waiting(ahead)
         self._late += filter(_is_coming, ahead)
         return []
 
@@ -404,22 +406,34 @@ class Summariser:
             )
             if max(one.seconds for one in found) > _AHEAD_SLOW:
                 self._ahead_at = trio.current_time() + _AHEAD_REST
+            start = 0
+            for one in ahead:
+                end = start + len(one.messages)
+                one.parsed.settle(found[start:end] if end <= len(found) else ())
+                start = end
             mailboxes: dict[UUID, bytes] = {}
+            done: set[bytes] = set()
             with trio.move_on_after(_AHEAD_PATIENCE):
                 for one in ahead:
-                    mailboxes |= await one.reply.wait()
+                    durable = await one.reply.wait()
+                    mailboxes |= durable.mailboxes
+                    if durable.summarised:
+                        done |= {id_.bytes for id_ in durable.mailboxes}
             claimed, parsed = [], []
             for number, ((id_, raw), summary) in enumerate(zip(named, found, strict=False)):
                 if mailbox_id := mailboxes.get(id_):
                     self._order.charge(mailbox_id, summary.seconds)
+                    if id_.bytes in done:
+                        continue
                     order = number.to_bytes(4)
                     claimed.append(summaries.Claimed(id_.bytes, mailbox_id, raw, order))
                     parsed.append(summary)
-            done = await summaries.store(self.pool, claimed, parsed)
+            done |= await summaries.store(self.pool, claimed, parsed)
             _SUMMARISED.inc(len(done))
         finally:
             del self._in_hand[self.parser]
             self._began = math.inf
+            _keep_from_waiting(ahead)
             self._late += filter(_is_coming, ahead)
         return len(named), len(done) < len(named)
 
@@ -624,6 +638,12 @@ class Summariser:
             self._elsewhere.update(dict.fromkeys(missing, until))
             await summaries.drop_orphans(self.pool, missing)
         return len(order) - len(left)
+
+
+def _keep_from_waiting(coming: Iterable[OnTheWay]) -> None:
+    """Say of what is not parsed by now that it will not be before it is stored."""
+    for one in coming:
+        one.parsed.settle(())
 
 
 def _is_coming(hint: object) -> bool:

@@ -641,6 +641,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
             pool=pool,
             wake_summariser=_nudge(boxes.summariser),
             parse_ahead=partial(_put, boxes.summariser),
+            awaited=partial(resources.hub.was_awaited, channels.SUMMARIES),
             capture=capture,
         ),
         summariser=partial(

@@ -20,6 +20,10 @@ Promises:
 - A few small messages are shown to the summariser while their commit is under way: what it parses
   meanwhile is readable a moment after the 250, where each step for itself would take its turn
   behind everybody else's.  Where it cannot be told, it is woken after the commit.
+- While people wait for mail of mailboxes (`awaited`), such messages are stored together with their
+  summaries: readable with the 250, by one commit instead of two.  The commit waits for the parser,
+  a moment at most; where that takes longer, or the database takes no summary, the message is stored
+  without.
 - What is appended to a mailbox's counts is folded before it grows long (a hint: counts are right
   without, and the reaper does it, too).
 
@@ -44,8 +48,8 @@ import psycopg
 import trio
 from prometheus_client import Counter, Histogram
 
-from actors.messages import Accept, OnTheWay
-from relay.accepted import Accepted
+from actors.messages import Accept, Durable, OnTheWay
+from relay.accepted import Accepted, Origin
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, RolledBack
 from relay.gathering import PATIENCE, Gathering
@@ -58,10 +62,12 @@ from relay.mailboxes.accept import (
     fold,
     insert_many,
     insert_one,
+    insert_parsed,
     room_in,
     stored_among,
 )
 from relay.mailboxes.capture import Capture, Captured
+from relay.mailboxes.parser import Parsed
 from relay.metrics import registry
 from supervisor import Context, Drained, Held, Mailbox
 
@@ -77,6 +83,8 @@ _LONG = 32  # statements that added to a mailbox, after which its counts are fol
 _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
 _FEW, _FEW_BYTES = 8, 64 * 1024  # messages that are parsed ahead, and their bytes
+_PARSED_WITHIN = 0.05  # s; so long a commit waits for the summaries of what it stores, at most;
+_PARSED_REST = 0.5  # s; after one that waited in vain none does for so long
 _NAMED = 8  # messages of a commit whose ids are logged
 _EVICT_EVERY = 0.25  # s, at most
 _EVICT_REST = 4.0  # times as long as it took, where very many may stay
@@ -103,6 +111,7 @@ async def run(
     pool: Pool,
     wake_summariser: Callable[[], None] = lambda: None,
     parse_ahead: Callable[[OnTheWay], bool] = lambda _: False,
+    awaited: Callable[[], bool] = lambda: False,
     capture: Capture | None = None,
     batch_rows: int = 256,
     batch_bytes: int = 1024 * 1024,
@@ -111,10 +120,11 @@ async def run(
     """Store messages until drained, in commits of at most `batch_rows` messages and about
     `batch_bytes` bytes.  Large messages and those for several mailboxes are stored aside, so many
     at once, and hold nobody up.  `wake_summariser` is called after each commit, but for what
-    `parse_ahead` was told of before it, and said that it was; `capture`: what mail to others'
-    domains is kept by."""
+    `parse_ahead` was told of before it, and said that it was; `awaited`: whether somebody waits, or
+    did a moment ago, for mail of a mailbox; `capture`: what mail to others' domains is kept by."""
     writer = _Writer(
-        ctx, pool, wake_summariser, parse_ahead, capture, batch_rows, batch_bytes, aside
+        *(ctx, pool, wake_summariser, parse_ahead, awaited),
+        *(capture, batch_rows, batch_bytes, aside),
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer.hurry)
@@ -145,6 +155,7 @@ class _Writer:
         pool: Pool,
         wake_summariser: Callable[[], None],
         parse_ahead: Callable[[OnTheWay], bool],
+        awaited: Callable[[], bool],
         capture: Capture | None,
         batch_rows: int,
         batch_bytes: int,
@@ -154,6 +165,8 @@ class _Writer:
         self._pool = pool
         self._wake_summariser = wake_summariser
         self._parse_ahead = parse_ahead
+        self._awaited = awaited
+        self._unparsed_until = -math.inf  # no commit waits for summaries
         self._capture = capture
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
@@ -376,11 +389,37 @@ class _Writer:
             self._wake_summariser()
             return found
         try:
-            found = await self._insert_rows(batch)
-            coming.reply.settle(found)
+            together = await self._insert_parsed(batch, coming)
+            found = await self._insert_rows(batch) if together is None else together
+            coming.reply.settle(Durable(found, summarised=together is not None))
         finally:
-            coming.reply.settle({})  # they are not stored, as far as is known
+            coming.reply.settle(Durable())  # they are not stored, as far as is known
         return found
+
+    async def _insert_parsed(
+        self, batch: list[Held[Accept]], coming: OnTheWay
+    ) -> dict[UUID, bytes] | None:
+        """Store a batch with its summaries, if somebody waits for mail and they come in time.
+
+        None: nothing was stored, and it is to be done without.
+        """
+        message, now = batch[0].message, trio.current_time()
+        if _alone(message) or _captured(message) or now < self._unparsed_until:
+            return None
+        if not self._awaited():
+            return None
+        parsed: Sequence[Parsed] = ()
+        with trio.move_on_after(_PARSED_WITHIN) as waiting:
+            parsed = await coming.parsed.wait()
+        if waiting.cancelled_caught:
+            self._unparsed_until = trio.current_time() + _PARSED_REST
+        if not parsed:
+            return None
+        try:
+            return await insert_parsed(self._pool, *_rows(batch), parsed)
+        except (RolledBack, psycopg.Error) as error:
+            log.info("writer.stored_without_summaries", messages=len(batch), error=str(error))
+            return None
 
     async def _insert_rows(self, batch: list[Held[Accept]]) -> dict[UUID, bytes]:
         message = batch[0].message
@@ -392,17 +431,7 @@ class _Writer:
             return await insert_one(
                 self._pool, message.reverse_path, message.recipients, message.raw, message.origin
             )
-        rows = []
-        from_elsewhere = False
-        for one in batch:
-            message = one.message
-            identity, address = message.recipients[0]
-            rows.append(Row(identity, address, message.reverse_path, message.raw))
-            if message.origin is not None:
-                from_elsewhere = True
-        if not from_elsewhere:
-            return await insert_many(self._pool, rows)
-        return await insert_many(self._pool, rows, [one.message.origin for one in batch])
+        return await insert_many(self._pool, *_rows(batch))
 
     async def _insert_captured(
         self, batch: list[Held[Accept]], capture: Capture
@@ -468,6 +497,17 @@ def _are_few(batch: Sequence[Held[Accept]]) -> bool:
 
 def _named(batch: Sequence[Held[Accept]]) -> tuple[tuple[UUID, bytes], ...]:
     return tuple((id_, one.message.raw) for one in batch for id_, _ in one.message.recipients)
+
+
+def _rows(batch: Sequence[Held[Accept]]) -> tuple[list[Row], list[Origin | None]]:
+    """The rows of messages to one mailbox each, and where they came from: nothing, if nowhere."""
+    rows, origins = [], []
+    for one in batch:
+        message = one.message
+        identity, address = message.recipients[0]
+        rows.append(Row(identity, address, message.reverse_path, message.raw))
+        origins.append(message.origin)
+    return rows, origins if any(origins) else []
 
 
 def _captured(message: Accept) -> bool:

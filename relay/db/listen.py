@@ -21,6 +21,7 @@ the DSN must lead to PostgreSQL itself: through one, what is notified between tw
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
@@ -43,6 +44,9 @@ K = TypeVar("K")
 _OWNER = "="  # what `relay.db.channels.of_owner` begins with
 EVERYONE = "*"
 """The payload of a notification that concerns every key of its channel."""
+
+AWAITED_FOR = 10.0
+"""Seconds for which who waited for one key is taken for somebody who will again."""
 
 _KEYS = 1000  # that a subscription remembers; more are all of them
 _RETRY_BASE, _RETRY_CAP = 0.1, 5.0  # s; what the back-off begins with and doubles up to
@@ -114,6 +118,7 @@ class Hub:
         self._waiting: dict[tuple[str, str | None], set[Subscription]] = {}
         # Who waits for all of an owner's mailboxes, by channel and key.
         self._of_owners: dict[str, dict[str, set[Subscription]]] = {}
+        self._last_awaited: dict[str, float] = {}  # when who waited for one key ended
 
     @contextmanager
     def subscribe(
@@ -130,7 +135,11 @@ class Hub:
                 yield subscription
         else:
             with _among(self._waiting, (channel, key), subscription):
-                yield subscription
+                try:
+                    yield subscription
+                finally:
+                    if key is not None:
+                        self._last_awaited[channel] = trio.current_time()
 
     def publish(self, channel: str, keys: Iterable[str] | None) -> None:
         """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel.
@@ -169,6 +178,11 @@ class Hub:
     def is_awaited(self, channel: str) -> bool:
         """Whether somebody waits for one key of a channel."""
         return any(name == channel and key is not None for name, key in self._waiting)
+
+    def was_awaited(self, channel: str) -> bool:
+        """Whether somebody waits for one key of a channel, or did within `AWAITED_FOR`."""
+        ended = self._last_awaited.get(channel, -math.inf)
+        return trio.current_time() - ended < AWAITED_FOR or self.is_awaited(channel)
 
     def statistics(self) -> dict[str, int]:
         """How many wait, by channel."""

@@ -1,8 +1,8 @@
 """How mail enters the database: who may receive, and the INSERT that many messages share.
 
-`Lookups` answers RCPT for all sessions, with one query for all that ask meanwhile.  `insert_many`
-and `insert_one` make messages durable; `stored_among` says which of them already are durable,
-`full_among` which mailboxes hold as much as their plan allows.
+`Lookups` answers RCPT for all sessions, with one query for all that ask meanwhile.  `insert_many`,
+`insert_parsed` and `insert_one` make messages durable; `stored_among` says which of them already
+are durable, `full_among` which mailboxes hold as much as their plan allows.
 
 Promises:
 - Whether a mailbox is live (`is_active AND expires_at > clock_timestamp()`) is decided by the
@@ -14,7 +14,8 @@ Promises:
   enough (`relay.db.doubt`).
 - What is stored is counted in the same statement: a row a mailbox is appended to
   `relay.usage_changes`, which waits for nobody.  `fold` keeps that short where much arrives.
-- Nothing is announced (`relay.quiet`): the caller wakes the summariser of its own node.
+- Nothing is announced (`relay.quiet`): the caller wakes the summariser of its own node.  What is
+  stored with its summary is announced as what is parsed is: it can be read.
 - What triggers do for other people's SQL, the statement does itself: it is held to them by
   `tests/mailboxes/test_usage.py`, and `python -m tests.bench ingest` is where it pays.
 
@@ -61,6 +62,8 @@ from relay.errors import DatabaseUnavailable, OverQuota, PermanentFailure, Relay
 from relay.futures import Future
 from relay.gathering import PATIENCE, Gathering
 from relay.log import get_logger
+from relay.mailboxes import summaries
+from relay.mailboxes.parser import Parsed
 from relay.mailboxes.usage import LIMITED, USED
 
 log = get_logger()
@@ -102,51 +105,65 @@ _INSERT = """
                    set_config('enable_seqscan', 'off', true)  -- see the header
         ) said
         {conflict}
-        RETURNING id, mailbox_id, size
-    ), queued AS (
-        INSERT INTO relay.unsummarised (message_id, mailbox_id, size)
-        SELECT id, mailbox_id, size FROM stored
-        {requeue}
-    ), counted AS (
+        RETURNING id, mailbox_id, size, recipient
+    ), {parsing}, counted AS (
         INSERT INTO relay.usage_changes (mailbox_id, messages, bytes)
         SELECT mailbox_id, count(*), sum(size)
         FROM stored
         GROUP BY mailbox_id
     )
-    SELECT id, mailbox_id FROM stored
+    SELECT id, mailbox_id{told} FROM stored
 """
+_QUEUED = """queued AS (
+        INSERT INTO relay.unsummarised (message_id, mailbox_id, size)
+        SELECT id, mailbox_id, size FROM stored
+        {requeue}
+    )"""
 # Sub-selects: of arrays whose lengths nobody knows it is planned once.  By their lengths PostgreSQL
 # plans it anew each time where the first few were short: longer than it takes to store a message.
 _MANY = """unnest(
             (SELECT $1)::uuid[], (SELECT $2)::text[], (SELECT $3)::text[], (SELECT $4)::bytea[]
             {more}
         ) AS o (id, address, reverse_path, raw{columns})"""
+_NEW = {"conflict": "", "parsing": _QUEUED.format(requeue=""), "told": ""}
 _IGNORE = {
     "conflict": "ON CONFLICT (id) DO NOTHING",
-    "requeue": "ON CONFLICT (message_id) DO NOTHING",  # of a message of this id that was deleted
+    # Of a message of this id that was deleted.
+    "parsing": _QUEUED.format(requeue="ON CONFLICT (message_id) DO NOTHING"),
+    "told": "",
 }
 
 
-def _many(*, again: bool, origins: bool) -> Statement:
-    """`again`: some may be stored already; `origins`: some come from elsewhere."""
+def _many(*, origins: bool, again: bool = False, parsed: bool = False) -> Statement:
+    """`again`: some may be stored already; `origins`: some come from elsewhere; `parsed`: their
+    summaries are stored with them."""
     columns = ", client, helo" if origins else ""
     more = ", (SELECT $5)::text[], (SELECT $6)::text[]" if origins else ""
+    types = (UUIDS, TEXTS, TEXTS, BYTEAS, *((TEXTS, TEXTS) if origins else ()))
+    way = _IGNORE if again else _NEW
+    if parsed:
+        way = way | {
+            "parsing": summaries.with_mail(len(types) + 1),
+            "told": f", {summaries.TOLD}",
+        }
+        types += summaries.TYPES
     return Statement(
         _INSERT.format(
             source=_MANY.format(more=more, columns=columns),
             columns=columns,
             values=", o.client::inet, o.helo" if origins else "",
-            **(_IGNORE if again else {"conflict": "", "requeue": ""}),
+            **way,
         ),
-        (UUIDS, TEXTS, TEXTS, BYTEAS, *((TEXTS, TEXTS) if origins else ())),
+        types,
     )
 
 
 # Looking for conflicts first costs each row a second walk of the index and a record in the log, so
 # that is for what was handed over before: tests/mailboxes/test_accept.py, and the bench `ingest`.
-_FRESH, _AGAIN = _many(again=False, origins=False), _many(again=True, origins=False)
+_FRESH, _AGAIN = _many(origins=False), _many(origins=False, again=True)
 # Mail from this machine has no origin, and pays nothing for that of others.
-_FRESH_FROM, _AGAIN_FROM = _many(again=False, origins=True), _many(again=True, origins=True)
+_FRESH_FROM, _AGAIN_FROM = _many(origins=True), _many(origins=True, again=True)
+_PARSED, _PARSED_FROM = _many(origins=False, parsed=True), _many(origins=True, parsed=True)
 _ONE = Statement(
     _INSERT.format(
         source="(SELECT r.id, r.address, $1 AS reverse_path, $2 AS raw"
@@ -177,6 +194,32 @@ async def insert_many(
     Keep them small together (`LARGE` each, a mebibyte in all): PostgreSQL spreads the arrays out
     in memory.
     """
+    columns = _columns(rows, origins)
+    again = False
+    try:
+        result = await pool.run(_FRESH_FROM if origins else _FRESH, columns)
+    except psycopg.errors.UniqueViolation:
+        again = True
+        result = await pool.run(_AGAIN_FROM if origins else _AGAIN, columns)
+    stored = mailboxes_of(result, [row.id for row in rows])
+    if again:
+        await stored_among(pool, [row.id for row in rows if row.id not in stored])
+    return stored
+
+
+async def insert_parsed(
+    pool: Pool, rows: Sequence[Row], origins: Sequence[Origin | None], parsed: Sequence[Parsed]
+) -> dict[UUID, bytes]:
+    """Do as `insert_many`, and store the summaries of the rows with them, in their order.
+
+    Psycopg's `UniqueViolation` where one of them was stored before.
+    """
+    columns = _columns(rows, origins) + summaries.arrays(parsed)
+    result = await pool.run(_PARSED_FROM if origins else _PARSED, columns)
+    return mailboxes_of(result, [row.id for row in rows])
+
+
+def _columns(rows: Sequence[Row], origins: Sequence[Origin | None]) -> tuple[bytes, ...]:
     columns: tuple[bytes, ...] = (
         uuids([row.id for row in rows]).data,
         texts([row.address for row in rows]).data,
@@ -188,16 +231,7 @@ async def insert_many(
             texts([origin and origin.client for origin in origins]).data,
             texts([origin and origin.helo for origin in origins]).data,
         )
-    again = False
-    try:
-        result = await pool.run(_FRESH_FROM if origins else _FRESH, columns)
-    except psycopg.errors.UniqueViolation:
-        again = True
-        result = await pool.run(_AGAIN_FROM if origins else _AGAIN, columns)
-    stored = mailboxes_of(result, [row.id for row in rows])
-    if again:
-        await stored_among(pool, [row.id for row in rows if row.id not in stored])
-    return stored
+    return columns
 
 
 async def insert_one(

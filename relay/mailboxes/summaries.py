@@ -1,12 +1,13 @@
 """What waits to be parsed, claimed and read; and summaries, stored.
 
 `claim` gives the raw bytes of some of the messages in `relay.unsummarised`, under a lease; `store`
-writes their summaries and takes them out of the queue; `arrays` makes statement parameters of what
-the parser found, for `store` and for whoever else stores summaries; `unparsed` counts what waits.
+writes their summaries and takes them out of the queue; `with_mail` has the statement that stores
+messages store their summaries, too; `arrays` makes statement parameters of what the parser found,
+for either; `unparsed` counts what waits.
 
 Promises
 - Nothing is lost: a message leaves the queue in the statement that stores its summary, or when it
-  is gone itself.
+  is gone itself.  One that is stored together with its summary was never in it.
 - Nothing is stored twice: two that parsed the same message store the first one's summary.
 - `seq` rises within a mailbox in the order in which summaries become visible, and follows the
   order of arrival within a statement.
@@ -154,6 +155,32 @@ def _claiming_all(messages: int, size: int) -> Statement:
     )
 
 
+def _locked(mailboxes: str) -> str:
+    """The locks of mailboxes, whose column is `id`.
+
+    `seq` is drawn after a lock per mailbox is held, and the lock ends with the commit.  The shared
+    lock says from where on, to `relay.settled_seq`; nobody waits for it.
+    """
+    return f"""locked AS MATERIALIZED (
+        SELECT key, pg_advisory_xact_lock(1380274273, key), (
+            SELECT pg_advisory_xact_lock_shared(
+                1380274274, (last_value - (NOT is_called)::integer & 2147483647)::integer)
+            FROM relay.summaries_seq_seq)
+        FROM (SELECT DISTINCT hashtext(id::text) AS key FROM {mailboxes} ORDER BY key) keys
+    )"""  # noqa: S608 - constants of ours
+
+
+TOLD = f"""(SELECT pg_notify('{SUMMARIES}', (
+        SELECT CASE WHEN count(*) <= 200 THEN coalesce(string_agg(key, ','), '') ELSE '*' END
+        FROM (
+            SELECT mailbox_id::text AS key FROM stored
+            UNION
+            SELECT '=' || coalesce((
+                SELECT owner_id FROM relay.mailboxes b WHERE b.id = stored.mailbox_id)::text, '')
+            FROM stored
+        ) keys)))"""  # noqa: S608 - a constant of ours
+"""Has those hear of it who wait for the mailboxes of `stored`."""
+
 # Most have none of the three, and pay for looking.
 _TAGS = r"""
     CASE WHEN tags IS NOT NULL OR login IS NOT NULL OR strpos(recipient, '+') > 0
@@ -163,17 +190,10 @@ _TAGS = r"""
     END"""
 # KEY SHARE: a message is not deleted before its summary refers to it; one that is being deleted is
 # left alone, and leaves the queue as an orphan.  The rows come in the order in which they are to be
-# numbered: `seq` is drawn after a lock per mailbox is held, and the lock ends with the commit.  The
-# shared lock says from where on, to `relay.settled_seq`; nobody waits for it.
+# numbered (`_locked`).
 _STORE = Statement(
     f"""
-    WITH locked AS MATERIALIZED (
-        SELECT key, pg_advisory_xact_lock(1380274273, key), (
-            SELECT pg_advisory_xact_lock_shared(
-                1380274274, (last_value - (NOT is_called)::integer & 2147483647)::integer)
-            FROM relay.summaries_seq_seq)
-        FROM (SELECT DISTINCT hashtext(id::text) AS key FROM unnest($2) id ORDER BY key) keys
-    ), alive AS MATERIALIZED (
+    WITH {_locked("unnest($2) id")}, alive AS MATERIALIZED (
         SELECT m.id, m.login, coalesce(m.recipient, (
             SELECT address FROM relay.mailboxes b WHERE b.id = m.mailbox_id)) AS recipient
         FROM relay.messages m
@@ -193,19 +213,33 @@ _STORE = Statement(
         DELETE FROM relay.unsummarised
         WHERE message_id = ANY (ARRAY(SELECT id FROM alive))
     )
-    SELECT id, (SELECT pg_notify('{SUMMARIES}', (
-        SELECT CASE WHEN count(*) <= 200 THEN coalesce(string_agg(key, ','), '') ELSE '*' END
-        FROM (
-            SELECT mailbox_id::text AS key FROM stored
-            UNION
-            SELECT '=' || coalesce((
-                SELECT owner_id FROM relay.mailboxes b WHERE b.id = stored.mailbox_id)::text, '')
-            FROM stored
-        ) keys)))
+    SELECT id, {TOLD}
     FROM alive
     """,  # noqa: S608 - constants of ours
     (UUIDS, UUIDS, *TYPES),
 )
+
+
+def with_mail(first: int) -> str:
+    """Return CTEs that store the summaries of the messages of `stored` (id, mailbox_id, recipient).
+
+    `$1` are the messages' ids, in the order of arrival; the parameters from `first` on are those of
+    `arrays`, of the types `TYPES`.  Captured mail, which has a login, is not for this.
+    """
+    types = {TEXTS: "text[]", BOOLEANS: "boolean[]"}
+    given = ", ".join(f"(SELECT ${first + n})::{types[type_]}" for n, type_ in enumerate(TYPES))
+    columns = ", ".join(COLUMNS)
+    return f"""{_locked("(SELECT mailbox_id AS id FROM stored) s")}, summarised AS (
+        INSERT INTO relay.summaries (message_id, mailbox_id, {columns})
+        SELECT stored.id, mailbox_id, {", ".join(_TAGS if c == "tags" else c for c in COLUMNS)}
+        FROM unnest((SELECT $1)::uuid[], {given})
+            WITH ORDINALITY AS r (message_id, {columns}, number)
+        JOIN stored ON stored.id = r.message_id
+        JOIN locked ON locked.key = hashtext(mailbox_id::text)
+        CROSS JOIN (SELECT NULL::text AS login) AS nobody
+        ORDER BY number
+    )"""  # noqa: S608 - constants of ours
+
 
 # Rows whose message was deleted before its turn came.
 _ORPHANS = """

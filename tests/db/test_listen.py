@@ -9,7 +9,7 @@ import trio
 
 from relay.db.connection import connect
 from relay.db.hosts import Hosts
-from relay.db.listen import Bell, Hub, Notification, Reconnected, notifications
+from relay.db.listen import AWAITED_FOR, Bell, Hub, Notification, Reconnected, notifications
 from relay.db.pool import Pool
 from tests.db.bouncer import Bouncer
 from tests.db.cluster import Cluster, TwoHosts
@@ -92,7 +92,7 @@ class TestHub:
             assert bob.heard is None
         assert hub.statistics() == {}
 
-    def test_a_channel_is_awaited_by_those_who_wait_for_a_key(self):
+    async def test_a_channel_is_awaited_by_those_who_wait_for_a_key(self, autojump_clock):
         """Not by those who want all of it, nor on another."""
         hub = Hub()
         with hub.subscribe("c"), hub.subscribe("d", "a"):
@@ -100,6 +100,18 @@ class TestHub:
             with hub.subscribe("c", "a"):
                 assert hub.is_awaited("c")
             assert not hub.is_awaited("c")
+
+    async def test_who_waited_for_a_key_a_moment_ago_counts(self, autojump_clock):
+        """As who still does; not who wanted all of the channel, or waited on another."""
+        hub = Hub()
+        with hub.subscribe("c"), hub.subscribe("d", "a"):
+            pass
+        assert (hub.was_awaited("c"), hub.was_awaited("d")) == (False, True)
+        await trio.sleep(AWAITED_FOR + 1)
+        assert not hub.was_awaited("d")
+        with hub.subscribe("d", "a"):
+            await trio.sleep(AWAITED_FOR + 1)
+            assert hub.was_awaited("d")
 
     async def test_publish_all_wakes_every_channel(self, autojump_clock):
         """After a reconnect everybody looks again."""
