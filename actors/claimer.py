@@ -329,6 +329,8 @@ class _Claimer:
         batch = await self._queue.claim(plan)
         _SECONDS.observe(trio.current_time() - began)
         self._book.took(plan, batch.claimed)
+        # Who vanished had more, whose leases run out one after the other.
+        self._look = self._look or bool(batch.lost)
         self._count(batch)
         if self._limited:
             try:

@@ -20,8 +20,8 @@ EXPIRY: Final = "relay_expiry"
 MAILBOXES: Final = "relay_mailboxes"
 """Mailboxes were changed, closed or removed.  By triggers; their ids."""
 CHANGES: Final = "relay_changes"
-"""Messages were deleted, marked or tagged.  By triggers; MAILBOX:MESSAGE, or of many MAILBOX, and
-=OWNER of each, or "=", where there is room."""
+"""Messages were deleted, marked or tagged.  By triggers; MAILBOX:MESSAGE, of many MAILBOX, of more
+"*", and =OWNER of each, or "=", where there is room."""
 OUTBOUND: Final = "relay_outbound"
 """Mail to be sent is due.  By relays and `relay.send`; nothing, `high` (high mail is), or `flush`
 (all that was deferred is, and pauses end)."""

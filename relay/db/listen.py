@@ -145,22 +145,21 @@ class Hub:
         """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel.
 
         Who waits for KEY hears of KEY:PART, too; who waits for =OWNER hears all keys that come with
-        it, or without any such.  Of owners nobody is told.
+        it, or without any such, and "*" likewise.  Of owners nobody is told.
         """
         wanted = None if keys is None else set(keys)
-        if wanted is None or EVERYONE in wanted:
-            for (name, _), waiting in self._waiting.items():
-                if name == channel:
-                    _wake(waiting, None)
-            for waiting in self._of_owners.get(channel, {}).values():
-                _wake(waiting, None)
-            return
-        named = {key for key in wanted if key.startswith(_OWNER)}
-        wanted -= named
-        _wake(self._waiting.get((channel, None), ()), wanted)
+        named = {key for key in wanted or () if key.startswith(_OWNER)}
+        if wanted is not None:
+            wanted = None if EVERYONE in wanted else wanted - named
         if of_owners := self._of_owners.get(channel):
             for owner in named or of_owners:  # none is named by a relay of before
                 _wake(of_owners.get(owner, ()), wanted)
+        if wanted is None:
+            for (name, _), waiting in self._waiting.items():
+                if name == channel:
+                    _wake(waiting, None)
+            return
+        _wake(self._waiting.get((channel, None), ()), wanted)
         for key in wanted:
             _wake(self._waiting.get((channel, key), ()), {key})
             whole, _, part = key.partition(":")

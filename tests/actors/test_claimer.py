@@ -450,6 +450,26 @@ async def test_an_outage_is_waited_out(pool):
     assert claims.claimed[0].id == queued.id
 
 
+async def test_leases_that_run_out_one_after_the_other_are_taken_so(pool):
+    """As those of a worker that vanished do: the next is not left until the next sweep."""
+    gone = Node(pool)
+    await put(pool, *(f"u{n}@a.example" for n in range(4)))
+    ids = [message.id for message in await gone.claim()]
+    await pool.execute(
+        """
+        UPDATE relay.outbound_due d
+        SET run_at = now() + make_interval(secs => 0.2 * place)
+        FROM unnest(%s::uuid[]) WITH ORDINALITY AS u (id, place)
+        WHERE d.id = u.id
+        """,
+        (ids,),
+    )
+    async with claiming(pool) as claims:
+        claims.box.send_nowait(Credit(8))
+        await claims.get(4)
+    assert [each.id for each in claims.claimed] == ids
+
+
 async def test_leases_that_ran_out_in_an_outage_are_left_to_who_has_them():
     """Who finds the database back takes nothing at once that another may have sent: that one, who
     may look later, tells what became of it."""

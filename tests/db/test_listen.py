@@ -87,6 +87,10 @@ class TestHub:
             hub.publish("mail", {"c"})
             await bob.wait()
             assert bob.heard == {"c"}
+            hub.publish("mail", {"*", "=ada"})
+            await ada.wait()
+            assert ada.heard is None
+            assert not bob.woken
             hub.publish("mail", None)
             await bob.wait()
             assert bob.heard is None

@@ -370,6 +370,16 @@ async def test_announces_whose_the_changed_messages_are_where_there_is_room(
     assert len(payload) < 8000
 
 
+async def test_announces_whose_changed_messages_are_that_are_too_many_to_say_where(pool, store):
+    """Of more mailboxes than can be named it says whose they are: nobody else looks."""
+    owner = uuid4()
+    for n in range(201):
+        mailbox = (await store.create(owner_id=owner)).mailbox.id
+        await deliver(pool, mailbox, str(n))
+    heard = await _heard(pool, "DELETE FROM relay.messages", channels=("relay_changes",))
+    assert heard == [("relay_changes", f"*,{of_owner(owner)}")]
+
+
 async def test_announces_messages_once_a_statement(pool, store):
     """Inserting many messages is one notification, and each of them is queued for parsing."""
     await store.create()

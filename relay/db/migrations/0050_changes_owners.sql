@@ -2,8 +2,8 @@
 --
 -- Promises
 --   * Who follows all of an owner's mail is woken by changes to that owner's alone.
---   * Owners are named where the payload has room for all of them; where none is named, whoever
---     follows an owner's mail looks.
+--   * Owners are named where the payload has room for all of them, be the messages so many that
+--     nothing else is named; where no owner is, whoever follows an owner's mail looks.
 --   * A relay of before goes on beside this one: what it is told besides names no message.
 -- Needs nothing but ownership of the database, no extension, PostgreSQL 15 or newer.
 
@@ -40,19 +40,27 @@ BEGIN
         ) few;
     END IF;
     IF named > 100 THEN
-        SELECT relay.payload_of(array_agg(mailbox_id)),
-               string_agg(DISTINCT ',=' || COALESCE(owner_id::text, ''), '')
-        INTO payload, owners
+        SELECT relay.payload_of(array_agg(mailbox_id))
+        INTO payload
         FROM (
-            SELECT DISTINCT o.mailbox_id, b.owner_id
+            SELECT DISTINCT o.mailbox_id
             FROM old_rows o
             JOIN relay.mailboxes b ON b.id = o.mailbox_id
             WHERE b.is_active AND b.expires_at > now()
             LIMIT 201
         ) many;
+        SELECT string_agg(owner, '')
+        INTO owners
+        FROM (
+            SELECT DISTINCT ',=' || COALESCE(b.owner_id::text, '') AS owner
+            FROM old_rows o
+            JOIN relay.mailboxes b ON b.id = o.mailbox_id
+            WHERE b.is_active AND b.expires_at > now()
+            LIMIT 220  -- more than a payload has room for
+        ) many;
     END IF;
     IF named > 0 THEN
-        IF payload <> '*' AND length(payload || owners) < 8000 THEN
+        IF length(payload || owners) < 8000 THEN
             payload := payload || owners;
         END IF;
         PERFORM pg_notify('relay_changes', payload);
@@ -62,4 +70,4 @@ END
 $$;
 COMMENT ON FUNCTION relay.messages_changed() IS
     'Announces that messages were deleted, marked or tagged, as MAILBOX:MESSAGE, or MAILBOX of many, '
-    'and =OWNER of each owner, or = where there is none.';
+    'or * of more, and =OWNER of each owner, or = where there is none.';
