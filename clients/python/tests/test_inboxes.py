@@ -34,6 +34,7 @@ from relay_client import (
     Unreachable,
     WaitTimeout,
 )
+from relay_client._links import is_like
 from relay_client._records import MessageData
 from relay_client._waiting import _PART, is_near
 from relay_client.pytest_plugin import SmtpServer
@@ -500,6 +501,11 @@ def test_both_clients_find_the_same_links(case: dict[str, Any]) -> None:
         with pytest.raises(NoSuchLink) as missed:
             message.link(match)
         assert str(missed.value) == said
+
+
+def test_a_host_that_is_too_long_is_not_encoded() -> None:
+    """That takes the square of its length, and the mail is a stranger's: here minutes."""
+    assert not is_like(f"https://{''.join(map(chr, range(0x4E00, 0x9E00))) * 2}/a", "shop.example")
 
 
 def test_a_list_and_a_search(inbox: Inbox, deliver: Deliver) -> None:

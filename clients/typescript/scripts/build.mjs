@@ -31,5 +31,7 @@ for (const folder of ["dist/esm", "dist/cjs"]) {
   for (const name of types) if (!led.has(name)) rmSync(`${folder}/${name}`);
   rmSync(`${folder}/schema.js`); // types alone, which no program loads
 }
+// The API's types, the largest file, are there once: CommonJS's, which both may import.
+writeFileSync("dist/esm/schema.d.ts", 'export * from "../cjs/schema.js";\n');
 writeFileSync("dist/cjs/package.json", '{ "type": "commonjs" }\n');
 chmodSync("dist/esm/cli.js", 0o755);

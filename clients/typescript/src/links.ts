@@ -10,6 +10,7 @@ const LINK = /^[a-z][a-z0-9+.-]*:\/\/([^/?#]*)/i;
 const PLACE = /^(\[[0-9a-f:.]+\]|[^:[\]]+)(:\d{0,5})?$/i;
 // What no host has, and `%`: not all take what is behind it for a character.
 const FORBIDDEN = /[\0-\x20\x7f-\xa0"#%/<>?@\\^`{|}\u2000-\u200f\u2028-\u202f\u2060-\u206f]/;
+const LONG = /.{254}/u; // for DNS; `URL` takes the square of a length
 
 /** Whether a link has a host, or one below it, or a part of path and query. */
 export function isLike(link: string, match: string): boolean {
@@ -27,9 +28,11 @@ export function isLike(link: string, match: string): boolean {
 
 /** A host as DNS is asked for it; undefined if none can be called so. */
 function hostOf(text: string, port = ""): string | undefined {
-  if (FORBIDDEN.test(text) || (text.includes(":") && !text.startsWith("["))) return undefined;
+  if (LONG.test(text) || FORBIDDEN.test(text)) return undefined;
+  if (text.includes(":") && !text.startsWith("[")) return undefined;
   try {
-    return new URL(`https://${text}${port}/`).hostname;
+    const host = new URL(`https://${text}${port}/`).hostname;
+    return LONG.test(host) || /[^.]{64}/.test(host) ? undefined : host;
   } catch {
     return undefined;
   }

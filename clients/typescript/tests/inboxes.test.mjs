@@ -21,6 +21,7 @@ import { mistype, sendAs } from "./refusals.mjs";
 import { INFO } from "./serving.mjs";
 
 const { inboxOf, smtpServerOf } = await inner("fixtures");
+const { isLike } = await inner("links");
 const { MessageData } = await inner("records");
 const { concerning, isNear } = await inner("waiting");
 
@@ -33,6 +34,17 @@ test("a relay has its token, and prints it nowhere", () => {
   assert.equal(new Relay({ token: null }).token, null);
   const printed = inspect(opened, { depth: null, showHidden: true, getters: false });
   assert.ok(!`${printed}${JSON.stringify(opened)}`.includes("secret"), printed);
+});
+
+test("an anonymous inbox has its token, and prints it nowhere", () => {
+  const opened = new Relay({ token: null }).mailbox("a@shop.example", "rs_secret");
+  assert.equal(opened.sessionToken, "rs_secret");
+  const { sessionToken } = opened;
+  assert.equal(sessionToken, "rs_secret");
+  const printed = inspect(opened, { depth: null, showHidden: true, getters: false });
+  assert.ok(!`${printed}${JSON.stringify(opened)}`.includes("secret"), printed);
+  const names = Object.getOwnPropertyNames(opened); // what Chai prints
+  assert.deepEqual(names, ["address", "expiresAt", "timeout"]);
 });
 
 /** @param {(inbox: import("relay-client").Inbox) => Promise<void>} body */
@@ -542,6 +554,11 @@ for (const { subject, links, found = links[0], finds, misses } of cases.links) {
     }
   });
 }
+
+test("a host that is too long is not encoded, which takes the square of its length", () => {
+  const long = Array.from({ length: 0x5000 }, (_, at) => String.fromCharCode(0x4e00 + at)).join("");
+  assert.ok(!isLike(`https://${long.repeat(10)}/a`, "shop.example")); // here minutes
+});
 
 test(
   "a list and a search have the newest first, and mark them read",

@@ -18,6 +18,8 @@ _FORBIDDEN = re.compile(
     '[\x00-\x20\x7f-\xa0"#%/<>?@\\\\^`{|}\u2000-\u200f\u2028-\u202f\u2060-\u206f]'
 )
 _DOTS = re.compile("[\u3002\uff0e\uff61]")
+_LONGEST = 253  # characters of a host; Punycode takes the square of a length
+_TOO_LONG = re.compile("[^.]{64}|.{254}")
 
 
 def is_like(link: str, match: str) -> bool:
@@ -39,11 +41,14 @@ def is_like(link: str, match: str) -> bool:
 
 def _host(text: str) -> str | None:
     """Return a host as DNS is asked for it; None if none can be called so."""
+    if len(text) > _LONGEST:
+        return None
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _DOTS.sub(".", text).lower())
-    if _FORBIDDEN.search(text):
+    if _FORBIDDEN.search(text) or _TOO_LONG.search(text):
         return None
-    return ".".join(map(_label, text.lower().split(".")))
+    host = ".".join(map(_label, text.lower().split(".")))
+    return None if _TOO_LONG.search(host) else host
 
 
 def _label(label: str) -> str:
