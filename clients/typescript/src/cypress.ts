@@ -18,7 +18,7 @@
 
 import { CAPTURED, INBOX, INFO, LIST, MESSAGE_OR_NONE, REJECTED } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, type Shape, refused, unlike } from "./call.js";
-import type { Refused } from "./errors.js";
+import { hide, type Refused } from "./errors.js";
 import { FIXTURE_TTL, type InboxOptions, newMailbox, pathOf } from "./mailboxes.js";
 import { DEFAULT_URL, target, whereFrom } from "./options.js";
 import {
@@ -237,6 +237,7 @@ function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<
     deadline: Date.now() + REPLY,
   }).then(({ address, session_token: sessionToken, expires_at: at }) => {
     const inbox = { address, sessionToken, expiresAt: new Date(at) };
+    hide(inbox, "sessionToken");
     made.push(inbox);
     return cy.wrap(inbox, QUIET);
   });

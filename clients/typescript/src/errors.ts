@@ -24,12 +24,12 @@ export class RelayError extends Error {
 }
 
 /**
- * Keep what others have said, as they said it, out of what Node.js and runners of tests print of an
- * error beside its text: each property that is enumerable.
+ * Keep what others have said, as they said it, or a secret out of what Node.js and runners of tests
+ * print of an error beside its text, or of an object: each property that is enumerable.
  * @internal
  */
-export function hide(error: RelayError, ...names: string[]): void {
-  for (const name of names) Object.defineProperty(error, name, { enumerable: false });
+export function hide(one: object, ...names: string[]): void {
+  for (const name of names) Object.defineProperty(one, name, { enumerable: false });
 }
 
 /** The relay does not answer: it is not there, or went away and did not come back in time. */

@@ -183,13 +183,12 @@ export const WAIT_LIMITS = new WeakMap<Inbox, () => number | undefined>();
 /** An inbox: what comes to `address`. */
 export class Inbox implements AsyncDisposable {
   readonly address: string;
-  /** What opens an anonymous inbox; null where the relay's token does. */
-  readonly sessionToken: string | null;
   /** When it ends, of one that was made here: the plan may allow less than was asked for. */
   readonly expiresAt: Date | null;
   /** For how many milliseconds `wait` and `waitMany` wait at most unless that is said. */
   timeout = TIMEOUT;
   readonly #exchange: Exchange;
+  readonly #sessionToken: string | null;
   readonly #owned: boolean;
   #closed = false;
   #awaitsCapture: boolean | undefined; // whether its first mail makes it; nobody has asked yet
@@ -204,9 +203,14 @@ export class Inbox implements AsyncDisposable {
   ) {
     this.#exchange = exchange;
     this.address = address;
-    this.sessionToken = sessionToken;
+    this.#sessionToken = sessionToken;
     this.expiresAt = expiresAt;
     this.#owned = owned;
+  }
+
+  /** What opens an anonymous inbox; null where the relay's token does.  It is printed nowhere. */
+  get sessionToken(): string | null {
+    return this.#sessionToken;
   }
 
   toString(): string {
