@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+from typing import Any, Callable
 
 import anyio
 import pytest
 from serving import fields_of, reply, serving
 
-from relay_client import AsyncRelay, Relay
+from relay_client import AsyncRelay, Relay, RelayError
 
 Balancer = tuple[str, list[bytes]]
 
@@ -55,3 +58,31 @@ def test_the_asynchronous_client_sends_the_same(balancer: Balancer, backend: str
 
     anyio.run(read, backend=backend)
     look(heard)
+
+
+_NO_PROXY = "a proxy of the environment has no URL that can be read"
+_WRONG = {
+    "http_proxy": ("http://ci:S3cr3t/tail@proxy.example:3128", _NO_PROXY),
+    "all_proxy": ("socks4://ci:S3cr3t@proxy.example:3128", _NO_PROXY),
+    "SSL_CERT_FILE": ("{}/S3cr3t", "the certificates of SSL_CERT_FILE cannot be read"),
+    "SSLKEYLOGFILE": ("{}/no/S3cr3t", "the file of SSLKEYLOGFILE cannot be written"),
+}
+
+
+@pytest.mark.parametrize("variable", _WRONG)
+@pytest.mark.parametrize("kind", [Relay, AsyncRelay])
+def test_what_of_the_environment_cannot_be_used_is_said_without_its_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: Callable[[str], Any], variable: str
+) -> None:
+    """Nor is it, or the token, in what the client's frames were called with."""
+    value, said = _WRONG[variable]
+    (tmp_path / "S3cr3t").touch()  # no certificate
+    monkeypatch.setenv(variable, value.format(tmp_path))
+    monkeypatch.setenv("RELAY_TOKEN", "rk_S3cr3t")
+    with pytest.raises(RelayError, match=f"^{said}") as wrong:
+        kind("http://relay.example")
+    assert wrong.value.__context__ is None
+    below = wrong.tb.tb_next
+    shown = traceback.TracebackException(wrong.type, wrong.value, below, capture_locals=True)
+    assert "in client" in "".join(shown.format())
+    assert "S3cr3t" not in "".join(shown.format())

@@ -381,19 +381,25 @@ def test_it(inbox, smtp_server):
     assert len(report) < 9_000
 
 
-@pytest.mark.parametrize("url", ["localhost:8025", "https://{}"])
+@pytest.mark.parametrize(
+    ("url", "gist"),
+    [
+        ("localhost:8025", "RELAY_URL must begin with http://*: 'localhost:8025'"),
+        ("https://{}", "no TLS connection to https:"),
+        ("http://relay.example", "a proxy of the environment has no URL that can be read: *"),
+    ],
+)
 def test_no_report_has_the_token(
-    inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch, url: str
+    inner: pytest.Pytester, relay: Relay, monkeypatch: pytest.MonkeyPatch, url: str, gist: str
 ) -> None:
-    """Neither where the URL is none, nor where the relay does not answer, with all that pytest
-    shows of frames."""
+    """Neither where the URL is none, nor where the relay does not answer or cannot be asked, with
+    all that pytest shows of frames."""
     token = "rk_" + "s" * 40
+    monkeypatch.setenv("http_proxy", f"http://ci:{token}/tail@proxy.example:3128")
     monkeypatch.setenv("RELAY_URL", url.format(relay.url.partition("://")[2]))
     monkeypatch.setenv("RELAY_TOKEN", token)
     inner.makepyfile("def test_it(inbox): pass\n")
     result = run_pytest(inner, "--showlocals", "--tb=long")
     result.assert_outcomes(errors=1)
-    gist = "RELAY_URL must begin with http://*: 'localhost:8025'"
-    gist = gist if url[0] == "l" else "no TLS connection to https:"
     result.stdout.fnmatch_lines(["no relay (see relay-client at the end): *", f"{gist}*"])
     assert token not in result.stdout.str()

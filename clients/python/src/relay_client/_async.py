@@ -14,7 +14,7 @@ from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow
-from relay_client._http import AsyncClient, run_async, shielded
+from relay_client._http import AsyncClient, client, run_async, shielded
 from relay_client._mailboxes import InboxHandle
 from relay_client._records import (
     JSON,
@@ -51,7 +51,7 @@ class AsyncRelay:
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = bounded(AsyncClient(limits=self._limits, **where.arguments))
+        self._http = bounded(client(AsyncClient, where, limits=self._limits))
 
     async def __aenter__(self) -> AsyncRelay:
         return self

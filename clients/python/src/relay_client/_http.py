@@ -16,6 +16,7 @@ import anyio
 import httpx
 
 from relay_client._bounds import LATE, BodyReader, time_limit
+from relay_client._connect import Connection
 from relay_client._exchange import (
     ANSWER_TIMEOUT,
     Answer,
@@ -80,6 +81,29 @@ class Client(_Lean, httpx.Client):
 
 class AsyncClient(_Lean, httpx.AsyncClient):
     """The same for asyncio and Trio."""
+
+
+Made = TypeVar("Made", Client, AsyncClient)
+
+
+def client(kind: type[Made], where: Connection, **more: Any) -> Made:
+    """Make one of these.
+
+    It fails where the environment is wrong.  What httpx raises then has a proxy's password in its
+    text, and the token in its frames: nothing of either is passed on.
+    """
+    try:
+        return kind(**where.arguments, **more)
+    except OSError as error:
+        wrong = "the certificates of SSL_CERT_FILE cannot be read"
+        if error.filename is not None:
+            wrong = "the file of SSLKEYLOGFILE cannot be written"
+        wrong += f": {error.strerror}"
+    except ImportError:
+        wrong = "a SOCKS proxy of the environment needs httpx[socks] to be installed"
+    except (httpx.InvalidURL, ValueError):
+        wrong = "a proxy of the environment has no URL that can be read: HTTP_PROXY or its like"
+    raise RelayError(wrong)  # with no context
 
 
 def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> httpx.Request:

@@ -11,7 +11,7 @@ from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
 from relay_client._exchange import Flow
-from relay_client._http import Client, run
+from relay_client._http import Client, client, run
 from relay_client._mailboxes import InboxHandle
 from relay_client._records import (
     JSON,
@@ -46,7 +46,7 @@ class Relay:
     def __init__(self, url: str | None = None, token: Token = FROM_ENVIRONMENT) -> None:
         where = connection(url, token)
         self.url, self.token = where.url, where.token
-        self._http = bounded(Client(**where.arguments))
+        self._http = bounded(client(Client, where))
 
     def __enter__(self) -> Relay:
         return self
