@@ -278,6 +278,7 @@ def test_it(inbox, smtp_server):
 
 
 _COMPARES = r"""
+import logging
 import smtplib
 from email.header import Header
 import pytest
@@ -312,6 +313,10 @@ def test_noted(said):
 def test_locals(said):
     text, lines = said.text, said.text.splitlines()
     assert 0
+def test_printed(said):
+    print(said.text)
+    logging.getLogger("shop").warning(said.text)
+    assert 0
 def test_skipped(said): pytest.skip(said.subject)
 def test_expected(said): pytest.xfail(said.subject)
 @pytest.mark.xfail(reason=EVIL)  # no test of ours: how pytest tells such a reason is looked at
@@ -331,11 +336,11 @@ def test_other():
 def test_mail_that_is_compared_drives_nothing(
     inner: pytest.Pytester, options: tuple[str, ...]
 ) -> None:
-    """What pytest shows of both sides is as harmless as the plug-in's own section, in all styles;
-    a test without the fixtures has what pytest says of it."""
+    """What pytest shows of both sides, and of what was printed and logged, is as harmless as the
+    plug-in's own section, in all styles; a test without the fixtures has what pytest says of it."""
     inner.makepyfile(_COMPARES)
     result = run_pytest(inner, "-rA", "--junitxml=junit.xml", "-k", "not test_other", *options)
-    result.assert_outcomes(failed=9, skipped=1, xfailed=2, xpassed=1)
+    result.assert_outcomes(failed=10, skipped=1, xfailed=2, xpassed=1)
     said = result.stdout.str()
     for colour in re.findall(r"\x1b\[[0-9;]*m", said) if "--color=yes" in options else ():
         if "8" not in colour:

@@ -15,9 +15,9 @@ from relay_client._text import visible
 
 
 def tamed(said: object, *, colours: bool) -> Any:
-    """Return a `longrepr`, or a part of one, with its texts spelt; objects of pytest's are changed.
+    """Return a `longrepr`, sections, or a part of them with the texts spelt.
 
-    `colours`: whether pytest gives letters theirs.
+    Objects of pytest's are changed.  `colours`: whether pytest gives letters theirs.
     """
     if isinstance(said, str):
         return visible(said, colours=colours)

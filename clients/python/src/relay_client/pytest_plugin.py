@@ -330,6 +330,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     if _has_relay(item):
         colours = _has_colours(item.config)
         report.longrepr = tamed(report.longrepr, colours=colours)
+        # What was printed and logged, by httpx too: that has what answers in a relay's place said.
+        report.sections = tamed(report.sections, colours=colours)
         if hasattr(report, "wasxfail"):  # why it was expected to fail
             report.wasxfail = tamed(report.wasxfail, colours=colours)
     if not report.failed:
