@@ -537,9 +537,10 @@ def test_an_inbox_ends_with_its_block(relay: Relay, deliver: Deliver) -> None:
         message = inbox.wait()
     with pytest.raises(Refused, match="404 mailbox-not-found"):
         relay.mailbox(address).wait(timeout=5)
-    with pytest.raises(RelayError, match=r"^the inbox was closed before any mail was waited for$"):
-        inbox.wait(timeout=5)
     for read in (
+        lambda: inbox.wait(timeout=5),
+        lambda: inbox.wait_none(),
+        lambda: inbox.wait_many(1),
         inbox.messages,
         lambda: inbox.search("x"),
         lambda: message.raw,

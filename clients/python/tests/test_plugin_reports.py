@@ -184,9 +184,30 @@ def test_it(inbox, smtp_server):
     result = run_pytest(inner)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*NoSuchLink: no link in a message without a subject; *", "*:* from <>: (no subject)"]
+        ["*NoSuchLink: no link in a message without a subject", "*:*Z from <>: (no subject)"]
     )
     result.stdout.no_fnmatch_line("*_records.py*")
+
+
+def test_attachments_are_shown(inner: pytest.Pytester) -> None:
+    """By name, type and size: ten of them, whose names drive nobody."""
+    inner.makepyfile(
+        r"""
+def test_it(inbox, relay):
+    files = [("terms.txt", b"Be kind.", "application/octet-stream")]
+    files += [(f"##vso[x]{n}.pdf", b"%PDF") for n in range(10)]
+    relay.send(from_="a@b.example", to=inbox.address, text="Hi", attachments=files)
+    assert len(inbox.wait().attachments) == 0
+"""
+    )
+    result = run_pytest(inner)
+    result.assert_outcomes(failed=1)
+    said = result.stdout.str().partition("Mail to ")[2]
+    first, *others = re.findall(r"^attachment: (.*)$", said, re.MULTILINE)
+    assert first == "terms.txt (application/octet-stream, 8 B)"
+    assert len(others) == 9
+    for other in others:
+        assert re.fullmatch(r"\\u0023#vso\[x\]\d\.pdf \(application/pdf, 4 B\)", other)
 
 
 def test_html_alone_is_shown_as_such(inner: pytest.Pytester) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from cases import CASES
 
-from relay_client import NotDelivered, Refused, RelayError, UnexpectedMail, WaitTimeout
-from relay_client._mail_report import readable
+from relay_client import (
+    AsyncRelay,
+    NoSuchLink,
+    NotDelivered,
+    Refused,
+    Relay,
+    RelayError,
+    UnexpectedMail,
+    WaitTimeout,
+)
+from relay_client._mail_report import attached, readable
 from relay_client._records import AttachmentData, Check, Finding, Headers, MessageData
 from relay_client._text import in_a_line, quoted, visible
 
@@ -72,8 +82,8 @@ def _message() -> MessageData:
     return MessageData(found)
 
 
-def _attachment() -> AttachmentData:
-    found = {"index": 0, "filename": _EVIL, "content_type": _EVIL, "size": 1, "content_id": None}
+def _attachment(said: str = _EVIL) -> AttachmentData:
+    found = {"index": 0, "filename": said, "content_type": said, "size": 1, "content_id": None}
     return AttachmentData(found)
 
 
@@ -82,6 +92,7 @@ def _attachment() -> AttachmentData:
     [
         repr(_message()),
         repr(_attachment()),
+        attached(_attachment()),
         repr(Headers({"Subject": _EVIL})),
         repr(Check("none", _EVIL)),
         repr(Finding("x", "bad", _EVIL)),
@@ -101,6 +112,29 @@ def test_no_error_and_no_repr_drives_anything(shown: str) -> None:
     assert not any(line.lstrip().startswith("::") for line in shown.splitlines())
 
 
+def test_no_attachment_fills_a_report() -> None:
+    """However long its name is, and its type."""
+    assert len(attached(_attachment(_LONG))) < 430
+
+
 def test_many_blank_lines_are_looked_through_once() -> None:
     """A line that begins with blanks is no reason to look at all that follow it."""
     assert visible("\n" * 200_000 + "::x").endswith("\n\\u003a:x")
+
+
+def test_a_pattern_without_a_link_is_shown_as_one() -> None:
+    """As in a wait; where any link would have done, that there is none is said once."""
+    with pytest.raises(NoSuchLink) as missed:
+        _message().link(re.compile(r"reset\?t=\w+"))
+    said = rf"no link like /reset\?t=\w+/ in {quoted(_EVIL)}; its links: none"
+    assert str(missed.value) == said
+    with pytest.raises(NoSuchLink) as missed:
+        _message().link()
+    assert str(missed.value) == f"no link in {quoted(_EVIL)}"
+
+
+def test_a_relay_is_shown_with_its_url_and_without_its_token() -> None:
+    """Either client."""
+    with Relay("http://127.0.0.1:1/", "rk_secret") as relay:
+        assert repr(relay) == "<Relay http://127.0.0.1:1>"
+    assert repr(AsyncRelay("http://127.0.0.1:1", "rk_secret")) == "<AsyncRelay http://127.0.0.1:1>"

@@ -10,6 +10,7 @@ import { MAX_NAME, inALine, visible } from "./text.js";
 import { TIMEOUT } from "./waiting.js";
 
 const SHOWN = 20; // messages of an inbox, in a report
+const LISTED = 10; // links of a message there, and attachments
 const INBOXES = 10; // that a test has made, in its report
 const REPORTS_WITHIN = 5_000; // milliseconds, or it says that more could not be read
 const EARLY = 10; // milliseconds by which a clock may end that before its time
@@ -210,15 +211,22 @@ export function framed(html: string): string {
 }
 
 function described(message: Message): string {
-  const at = message.receivedAt.toISOString().slice(11, 19);
+  const at = message.receivedAt.toISOString().slice(11, 19) + "Z";
   const { sender, subject, code } = message;
   const head = [
     `${at} from ${inALine(sender ?? "<>", MAX_NAME)}: ${inALine(subject ?? "(no subject)", MAX_NAME)}`,
     ...(code === null ? [] : [`code: ${code}`]),
-    ...message.links.slice(0, 10).map((link) => `link: ${link}`),
+    ...message.links.slice(0, LISTED).map((link) => `link: ${link}`),
   ].join("\n");
+  const files = message.attachments
+    .slice(0, LISTED)
+    .map(({ filename, contentType, size }) => {
+      const name = inALine(filename ?? "(no name)", MAX_NAME);
+      return `\nattachment: ${name} (${inALine(contentType, MAX_NAME)}, ${size} B)`;
+    })
+    .join("");
   const { text, html } = message;
   const kind = text === null && html !== null ? "\nHTML only: .text is null" : "";
   const body = text?.trim() || readable(html ?? "");
-  return `${visible(head, MAX_LENGTH)}${kind}\n\n${visible(body, MAX_LENGTH)}`;
+  return `${visible(head, MAX_LENGTH)}${files}${kind}\n\n${visible(body, MAX_LENGTH)}`;
 }

@@ -1,5 +1,5 @@
 /**
- * Which links are like a host, or have a part of a path.
+ * Which links are like a host, begin so, or have a part of a path.
  *
  * A stranger's link can be made to be read differently: `https://evil.example\@shop.example/` is at
  * evil.example to browsers, to RFC 3986 at shop.example.  Such a link is like nothing here; nor is
@@ -12,13 +12,18 @@ const PLACE = /^(\[[0-9a-f:.]+\]|[^:[\]]+)(:\d{0,5})?$/i;
 const FORBIDDEN = /[\0-\x20\x7f-\xa0"#%/<>?@\\^`{|}\u2000-\u200f\u2028-\u202f\u2060-\u206f]/;
 const LONG = /.{254}/u; // for DNS; `URL` takes the square of a length
 
-/** Whether a link has a host, or one below it, or a part of path and query. */
+/**
+ * Whether a link has a host, or one below it, begins so, or has a part of path and query.  A
+ * beginning has the whole of its host: `https://shop.example` is not that of
+ * `https://shop.example.evil.example/`.
+ */
 export function isLike(link: string, match: string): boolean {
   const [start = "", authority = ""] = LINK.exec(link) ?? [];
   if (start === "" || authority.includes("\\")) return false;
   const place = PLACE.exec(authority.slice(authority.lastIndexOf("@") + 1));
   const host = place?.[1] && hostOf(place[1], place[2]);
   if (!host) return false;
+  if (LINK.test(match)) return match.length >= start.length && link.startsWith(match);
   if (match.includes(".") && !match.includes("/")) {
     const wanted = hostOf(match) ?? match.toLowerCase();
     return host === wanted || host.endsWith(`.${wanted}`);

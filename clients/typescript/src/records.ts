@@ -8,6 +8,7 @@ import { NoSuchLink } from "./errors.js";
 import { isLike } from "./links.js";
 import type { components } from "./schema.js";
 import { MAX_LINK, inALine, quoted } from "./text.js";
+import { shown } from "./waiting.js";
 
 type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
@@ -123,21 +124,20 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
   /**
    * The first link that matches; `NoSuchLink` if none does.
    *
-   * A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any other
-   * is a part of path and query (`/reset`); a pattern is searched for in the whole link.  Without
-   * one it is the first link of all.  What has a host that not everybody reads alike is like none
-   * but a pattern.
+   * A text with a dot and no slash is a host, itself or a parent domain (`shop.example`), one with a
+   * scheme the link's beginning, with its whole host (`https://shop.example/reset`); any other is a
+   * part of path and query (`/reset`); a pattern is searched for in the whole link.  Without one it
+   * is the first link of all.  What has a host that not everybody reads alike is like none but a
+   * pattern.
    */
   link(match?: string | RegExp): string {
     for (const link of this.links) {
       if (match === undefined || matches(link, match)) return link;
     }
+    const where = ` in ${described(this.subject)}`;
+    if (match === undefined) throw new NoSuchLink(`no link${where}`);
     const listed = this.links.map((link) => `\n  ${inALine(link, MAX_LINK)}`).join("") || " none";
-    const what =
-      match === undefined
-        ? ""
-        : ` like ${quoted(typeof match === "string" ? match : match.source)}`;
-    throw new NoSuchLink(`no link${what} in ${described(this.subject)}; its links:${listed}`);
+    throw new NoSuchLink(`no link like ${shown(match)}${where}; its links:${listed}`);
   }
 }
 

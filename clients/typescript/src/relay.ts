@@ -363,15 +363,13 @@ export class Inbox implements AsyncDisposable {
   }
 
   async #next(wanted: Wanted, deadline: number): Promise<MessageJson | null> {
-    if (this.#closed) {
-      throw new RelayError(`the inbox was closed before ${inWords(wanted)} was waited for`);
-    }
     let later: Wanted = wanted; // than what came and does not fit
     const part = (): RepeatableRequest => {
       const left = Math.min(PART, Math.max(0, deadline - performance.now()));
       const request = this.#request("GET", "/messages/wait", waitQuery(later, left));
       return { ...request, longPoll: left, maxBytes: MESSAGE_BYTES };
     };
+    part(); // or is refused what was closed, which is not said to have been closed meanwhile
     const pauseAfter = pauses();
     for (;;) {
       const began = performance.now();

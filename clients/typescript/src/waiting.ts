@@ -137,7 +137,8 @@ export function inWords({ subject, sender, after }: Wanted, count?: number): str
   return [what, ...words, after === undefined ? "" : ` after ${idOf(after)}`].join("");
 }
 
-function shown(match: string | RegExp): string {
+/** What is looked for: a text in quotes, or a pattern between slashes. @internal */
+export function shown(match: string | RegExp): string {
   return isPattern(match) ? `/${inALine(match.source, MAX_NAME)}/` : quoted(String(match));
 }
 

@@ -158,7 +158,7 @@ test(
           assert.ok(error instanceof NoSuchLink);
           assert.match(
             error.message,
-            /^no link like '.*' in 'Reset'; its links:\n {2}https:\/\/id\.shop\.example\/reset/,
+            /^no link like (?:'.*'|\/\^http:\/) in 'Reset'; its links:\n {2}https:\/\/id\.shop\.example\/reset/,
           );
           return true;
         },
@@ -724,6 +724,9 @@ test("an inbox that was closed is not waited for, nor is it read", async () => {
   const message = await inbox.wait();
   await inbox.close();
   for (const read of [
+    () => inbox.wait({ subject: "Reset" }),
+    () => inbox.waitNone(),
+    () => inbox.waitMany(1),
     () => inbox.messages(),
     () => message.raw,
     () => message.attachments[0]?.content,
@@ -734,9 +737,6 @@ test("an inbox that was closed is not waited for, nor is it read", async () => {
       message: `the inbox ${inbox.address} was closed, and its mail is gone: read it before that`,
     });
   }
-  const why = /^RelayError: the inbox was closed before mail with 'Reset' in the subject was waited for$/;
-  await assert.rejects(inbox.wait({ subject: "Reset" }), why);
-  await assert.rejects(inbox.waitMany(1, { subject: "Reset" }), why);
 });
 
 test("a state that no message has is refused before anything is asked", async () => {

@@ -46,14 +46,22 @@ test("no error and no report fills a log", async () => {
   const links = Array(20).fill(`https://x.example/${"q".repeat(15_000)}`);
   const message = {
     ...{ subject: long, sender: long, code: null, links, text: long, html: null },
-    receivedAt: new Date(),
+    receivedAt: new Date("2026-01-01T10:20:30Z"),
+    attachments: Array(20).fill({ filename: `##vso[x]${long}`, contentType: long, size: 8 }),
   };
   const { text: said } = await arrivedAt({
     messages: async (/** @type {number} */ _, /** @type {{ found: unknown[] }} */ { found }) =>
       found.push(message, message),
   });
   assert.ok(said.includes("from \\u{e0041}") && said.includes("…: \\u{e0041}"));
-  assert.ok(said.length < 20_000);
+  assert.ok(said.startsWith("10:20:30Z from "));
+  const files = [...said.matchAll(/^attachment: (.*)$/gm)].map(([, file = ""]) => file);
+  assert.equal(files.length, 20, "ten of each");
+  for (const file of files) {
+    assert.match(file, /^\\u0023#vso\[x\](\\u\{e0041\})+… \((\\u\{e0041\})+…, 8 B\)$/);
+    assert.ok(file.length < 420);
+  }
+  assert.ok(said.length < 30_000);
 });
 
 test("an error that nobody catches is printed without what others said, as they said it", async () => {

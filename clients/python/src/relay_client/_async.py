@@ -59,6 +59,9 @@ class AsyncRelay:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def __repr__(self) -> str:
+        return visible(f"<{type(self).__name__} {self.url}>")
+
     async def close(self) -> None:
         """Close its connections."""
         await self._http.aclose()

@@ -1,4 +1,4 @@
-r"""Which links are like a host, or have a part of a path.
+r"""Which links are like a host, begin so, or have a part of a path.
 
 A stranger's link can be made to be read differently: `https://evil.example\@shop.example/` is at
 evil.example to browsers, to RFC 3986 at shop.example.  Such a link is like nothing here; nor is one
@@ -23,7 +23,11 @@ _TOO_LONG = re.compile("[^.]{64}|.{254}")
 
 
 def is_like(link: str, match: str) -> bool:
-    """Whether a link has a host, or one below it, or a part of path and query."""
+    """Whether a link has a host, or one below it, begins so, or has a part of path and query.
+
+    A beginning has the whole of its host: `https://shop.example` is not that of
+    `https://shop.example.evil.example/`.
+    """
     found = _LINK.match(link)
     if found is None or "\\" in found[1]:
         return False
@@ -33,6 +37,8 @@ def is_like(link: str, match: str) -> bool:
     host = _host(place[1])
     if host is None:
         return False
+    if _LINK.match(match):
+        return len(match) >= found.end() and link.startswith(match)
     if "." in match and "/" not in match:
         wanted = _host(match) or match.lower()
         return host == wanted or host.endswith(f".{wanted}")

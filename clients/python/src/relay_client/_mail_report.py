@@ -13,11 +13,12 @@ import html
 import re
 import time
 from collections.abc import Iterable
+from datetime import timezone
 
 from relay_client._exchange import Flow
 from relay_client._listing import messages
 from relay_client._mailboxes import CURRENT_TEST, InboxHandle
-from relay_client._records import JSON, MessageData
+from relay_client._records import JSON, AttachmentData, MessageData
 from relay_client._text import MAX_NAME, in_a_line, visible
 from relay_client.errors import RelayError, Unreachable
 
@@ -30,6 +31,7 @@ _EARLY = 0.01  # s by which a clock may end a read before its time
 _BYTES = 4 << 20  # of an inbox's list, after which no more is asked for
 
 _SHOWN = 20  # messages of an inbox
+_LISTED = 10  # links of a message, and attachments
 _MAX_LENGTH = 4000  # of a message's text, and of its code and links
 _MARKUP = 200_000  # characters of HTML in which that text is looked for
 
@@ -75,7 +77,7 @@ def report(handle: InboxHandle) -> Flow[str]:
     finally:
         CURRENT_TEST.reads_within -= time.monotonic() - began
     try:
-        shown += map(_described, map(MessageData, reversed(found)))
+        shown += map(_described, reversed(found))
     except Exception as error:
         missing = f"cannot be read: {visible(repr(error))}"
     if missing is not None:
@@ -83,18 +85,26 @@ def report(handle: InboxHandle) -> Flow[str]:
     return "\n\n----\n\n".join(shown) or "nothing came"
 
 
-def _described(message: MessageData) -> str:
+def _described(found: JSON) -> str:
+    message = MessageData(found)
     subject = "(no subject)" if message.subject is None else in_a_line(message.subject, MAX_NAME)
     sender = in_a_line(message.sender or "<>", MAX_NAME)
     code = f"\ncode: {message.code}" if message.code else ""
-    links = "".join(f"\nlink: {link}" for link in message.links[:10])
-    head = visible(
-        f"{message.received_at:%H:%M:%S} from {sender}: {subject}{code}{links}", _MAX_LENGTH
-    )
+    links = "".join(f"\nlink: {link}" for link in message.links[:_LISTED])
+    at = message.received_at.astimezone(timezone.utc)
+    head = visible(f"{at:%H:%M:%SZ} from {sender}: {subject}{code}{links}", _MAX_LENGTH)
+    for one in found["attachments"][:_LISTED]:
+        head += f"\n{attached(AttachmentData(one))}"
     if message.text is None and message.html is not None:
         head += "\nHTML only: .text is None"
     body = (message.text or "").strip() or readable(message.html or "")
     return f"{head}\n\n{visible(body, _MAX_LENGTH)}"
+
+
+def attached(one: AttachmentData) -> str:
+    """Return the line that names an attachment."""
+    name = "(no name)" if one.filename is None else in_a_line(one.filename, MAX_NAME)
+    return f"attachment: {name} ({in_a_line(one.content_type, MAX_NAME)}, {one.size} B)"
 
 
 def readable(markup: str) -> str:

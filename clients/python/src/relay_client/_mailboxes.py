@@ -118,12 +118,17 @@ class InboxHandle:
         """Return a call that removes."""
         return ApiRequest("DELETE", self._path_of(path), headers=self.headers)
 
-    def _path_of(self, path: str) -> str:
-        """Return the path of something in it; `RelayError` where it was closed, and is empty."""
-        if self.closed and path:
+    def must_be_open(self) -> None:
+        """Raise a `RelayError` where it was closed, and is empty."""
+        if self.closed:
             raise RelayError(
                 f"the inbox {self.address} was closed, and its mail is gone: read it before that"
             )
+
+    def _path_of(self, path: str) -> str:
+        """Return the path of something in it, of an inbox that must be open."""
+        if path:
+            self.must_be_open()
         return f"{self.path}{path}"
 
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from relay_client._links import is_like
-from relay_client._text import MAX_LINK, MAX_NAME, in_a_line, quoted, visible
+from relay_client._text import MAX_LINK, MAX_NAME, in_a_line, quoted, shown_match, visible
 from relay_client.errors import NoSuchLink
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -81,18 +81,20 @@ class MessageData:
     def link(self, match: str | re.Pattern[str] | None = None) -> str:
         """Return the first link that matches; `NoSuchLink` if none does.
 
-        A text with a dot and no slash is a host, itself or a parent domain (`shop.example`); any
-        other is a part of path and query (`/reset`); a pattern is searched for in the whole link.
-        Without one it is the first link of all.  What has a host that not everybody reads alike is
-        like none but a pattern.
+        A text with a dot and no slash is a host, itself or a parent domain (`shop.example`), one
+        with a scheme the beginning of the link, with its whole host (`https://shop.example/reset`);
+        any other is a part of path and query (`/reset`); a pattern is searched for in the whole
+        link.  Without one it is the first link of all.  What has a host that not everybody reads
+        alike is like none but a pattern.
         """
         for link in self.links:
             if match is None or _matches(link, match):
                 return link
-        listed = "".join(f"\n  {in_a_line(link, MAX_LINK)}" for link in self.links) or " none"
-        what = "" if match is None else f" like {quoted(str(getattr(match, 'pattern', match)))}"
         where = "a message without a subject" if self.subject is None else quoted(self.subject)
-        raise NoSuchLink(f"no link{what} in {where}; its links:{listed}")
+        if match is None:
+            raise NoSuchLink(f"no link in {where}")
+        listed = "".join(f"\n  {in_a_line(link, MAX_LINK)}" for link in self.links) or " none"
+        raise NoSuchLink(f"no link like {shown_match(match)} in {where}; its links:{listed}")
 
     def __repr__(self) -> str:
         subject = None if self.subject is None else quoted(self.subject)

@@ -54,6 +54,9 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return visible(f"<{type(self).__name__} {self.url}>")
+
     def close(self) -> None:
         """Close its connections."""
         self._http.close()

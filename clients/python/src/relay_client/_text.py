@@ -67,6 +67,11 @@ def quoted(text: str) -> str:
     return "'" + line.replace("'", "\\'") + "'"
 
 
+def shown_match(match: str | re.Pattern[str]) -> str:
+    """Return what is looked for: a text in quotes, or a pattern between slashes."""
+    return quoted(match) if isinstance(match, str) else f"/{in_a_line(match.pattern, MAX_NAME)}/"
+
+
 def _spelt(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\u{number:04x}" if number < 0x10000 else f"\\u{{{number:x}}}"

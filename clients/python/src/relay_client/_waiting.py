@@ -89,8 +89,7 @@ def wait_many(handle: InboxHandle, wanted: Wanted, count: int, timeout: float) -
 
 def _next(handle: InboxHandle, wanted: Wanted, deadline: float) -> Flow[JSON | None]:
     """Wait for one; what has come by the deadline is looked through a moment longer."""
-    if handle.closed:
-        raise RelayError(f"the inbox was closed before {wanted.in_words()} was waited for")
+    handle.must_be_open()
     later = wanted  # than what came and does not fit
 
     def part() -> ApiRequest:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Union, cast
 
 from relay_client._records import JSON
-from relay_client._text import MAX_NAME, in_a_line, quoted
+from relay_client._text import quoted, shown_match
 from relay_client.errors import RelayError
 
 __tracebackhide__ = True  # a test that fails shows the test
@@ -57,13 +57,10 @@ class Wanted:
 
     def in_words(self, count: int | None = None) -> str:
         """Say what is waited for: a message, or `count` of them."""
-        words = [] if self.sender is None else [f" from {_shown(self.sender)}"]
-        words += [] if self.subject is None else [f" with {_shown(self.subject)} in the subject"]
+        words = [] if self.sender is None else [f" from {shown_match(self.sender)}"]
+        if self.subject is not None:
+            words.append(f" with {shown_match(self.subject)} in the subject")
         one = "mail" if words else "any mail"
         many = f"{count} message{'' if count == 1 else 's'}"
         words += [] if self.after is None else [f" after {self.after}"]
         return "".join([one if count is None else many, *words])
-
-
-def _shown(match: str | re.Pattern[str]) -> str:
-    return quoted(match) if isinstance(match, str) else f"/{in_a_line(match.pattern, MAX_NAME)}/"

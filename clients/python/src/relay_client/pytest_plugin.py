@@ -128,7 +128,7 @@ class _Relays:
             return ""
         return (
             f"RELAY_URL says where its HTTP port is, such as {DEFAULT_URL}, and RELAY_TOKEN what"
-            " opens it.  Without them a relay is started for the run."
+            " opens it. Without RELAY_URL a relay is started for the run."
         )
 
     def _where(self, factory: pytest.TempPathFactory) -> tuple[str | None, Token]:
