@@ -21,7 +21,6 @@ import { mistype, sendAs } from "./refusals.mjs";
 import { INFO } from "./serving.mjs";
 
 const { inboxOf, smtpServerOf } = await inner("fixtures");
-const { isLike } = await inner("links");
 const { MessageData } = await inner("records");
 const { concerning, isNear } = await inner("waiting");
 
@@ -554,11 +553,6 @@ for (const { subject, links, found = links[0], finds, misses } of cases.links) {
     }
   });
 }
-
-test("a host that is too long is not encoded, which takes the square of its length", () => {
-  const long = Array.from({ length: 0x5000 }, (_, at) => String.fromCharCode(0x4e00 + at)).join("");
-  assert.ok(!isLike(`https://${long.repeat(10)}/a`, "shop.example")); // here minutes
-});
 
 test(
   "a list and a search have the newest first, and mark them read",
