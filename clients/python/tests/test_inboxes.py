@@ -243,7 +243,7 @@ def test_a_wait_in_vain_says_what_was_captured(
     assert unsigned.value.captured == (said,)
     with Relay(relay.url, None) as nobody, nobody.inbox() as theirs:
         signed_in(smtp_server.user, f"ops@{domain}")
-        with pytest.raises(WaitTimeout, match=r"nothing came$"):
+        with pytest.raises(WaitTimeout, match=r"nothing came\n.* is not shown without a token"):
             theirs.wait(timeout=0.1)
 
 
@@ -283,6 +283,26 @@ def test_a_wait_in_vain_says_that_a_key_is_not_told_what_was_captured(
         deliver(inbox.address)
         with pytest.raises(WaitTimeout, match=r"1 other came:\n.*'Reset'$"):
             inbox.wait("Other", timeout=0.1)
+
+
+def test_a_wait_in_vain_says_that_nobody_is_told_without_a_token(relay: Relay) -> None:
+    """Which an empty RELAY_TOKEN is, too."""
+    with Relay(relay.url, "") as tests, tests.inbox() as inbox:
+        with pytest.raises(
+            WaitTimeout, match=r"; nothing came\n.* is not shown without a token\. "
+        ):
+            inbox.wait(timeout=0.1)
+
+
+@pytest.mark.parametrize("token", ["", "rk_unknown"])
+def test_what_no_token_opens_is_told_what_does(relay: Relay, token: str) -> None:
+    """And where: a key of another relay opens nothing here."""
+    with Relay(relay.url, token) as tests, pytest.raises(Refused, match=r"^401 un") as refused:
+        tests.send(from_="a@relay.localhost", to="b@relay.localhost", text="x")
+    assert str(refused.value).endswith(
+        f" (POST {relay.url}/api/v1/messages/send) Set RELAY_TOKEN to a key that is made at this"
+        " relay (relay key create --owner tests --scope read,send)."
+    )
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

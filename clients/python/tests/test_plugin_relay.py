@@ -8,8 +8,10 @@ import os
 import pty
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,31 @@ def pytest_fixture_setup(fixturedef):
         assert "Connection refused" not in errors
         without = " opens it. Without RELAY_URL a relay is started for the run."
         assert end.count("Connection refused") == end.count(without) == 1
+
+
+def test_another_http_server_is_called_no_relay(
+    inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the test's own line, with its URL; its page is not shown."""
+    page = b"HTTP/1.1 404 x\r\nConnection: close\r\n\r\n\n<!doctype html><p>nothing"
+    inner.makepyfile("def test_it(inbox): pass")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(65536)
+                peer.sendall(page)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        monkeypatch.setenv("RELAY_URL", url)
+        result = run_pytest(inner)
+    result.assert_outcomes(errors=1)
+    short = f"no relay (see relay-client at the end): no relay answers at {url}"
+    why = f"404 unknown: no relay answered: it is a web page (GET {url}/api/v1/info)"
+    assert {short, why} <= set(result.stdout.lines)
 
 
 def test_a_relay_that_goes_away_is_waited_for_once(

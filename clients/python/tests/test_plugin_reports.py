@@ -210,6 +210,32 @@ def test_it(inbox, relay):
         assert re.fullmatch(r"\\u0023#vso\[x\]\d\.pdf \(application/pdf, 4 B\)", other)
 
 
+def test_a_report_in_html_has_the_mail_within_its_row(inner: pytest.Pytester) -> None:
+    """As a text: a link leads nowhere in a report of one file, and markup of mail is none there."""
+    inner.makeconftest(
+        """
+def pytest_configure(config):
+    config.pluginmanager.register(object(), "html")  # as pytest-html is called
+
+def pytest_runtest_logreport(report):
+    for extra in getattr(report, "extras", ()):
+        print(extra)
+"""
+    )
+    inner.makepyfile(
+        SENDS
+        + """
+def test_it(inbox, smtp_server):
+    put(smtp_server, inbox.address, "<script>1</script>")
+    inbox.wait()
+    assert 0
+"""
+    )
+    said = run_pytest(inner, "-s").stdout.str()
+    assert re.search(r"'format_type': 'html', 'content': '<pre>Mail to .*&lt;script&gt;1&lt;", said)
+    assert "'format_type': 'text'" not in said
+
+
 def test_html_alone_is_shown_as_such(inner: pytest.Pytester) -> None:
     """Or the report shows a text that `.text` does not have."""
     inner.makepyfile(

@@ -267,13 +267,13 @@ function named(message: Message): { [name in keyof MessageJson]?: unknown } {
 function milliseconds(text: string): number {
   const [, amount = "", unit = "s"] = /^([0-9.]+)(ms|s|m|h)?$/.exec(text) ?? [];
   return (
-    number(amount || text, "--timeout") * { ms: 1, s: 1_000, m: 60_000, h: 3_600_000 }[unit as "s"]
+    number(amount || text, "--timeout", " (10, 10s, 500ms)") * { ms: 1, s: 1_000, m: 60_000, h: 3_600_000 }[unit as "s"]
   );
 }
 
-function number(text: string, option: string): number {
+function number(text: string, option: string, such = ""): number {
   const found = Number(text);
-  if (text === "" || !Number.isFinite(found)) throw new Usage(`${option} '${text}' is no number`);
+  if (text === "" || !Number.isFinite(found)) throw new Usage(`${option} '${text}' is no number${such}`);
   return found;
 }
 

@@ -32,7 +32,9 @@ import {
 } from "./records.js";
 import type { components } from "./schema.js";
 import {
+  BY_KEY,
   LOOKS_THROUGH,
+  NO_TOKEN,
   OTHERS,
   PART,
   TIMEOUT,
@@ -270,12 +272,12 @@ function waitForMail({
         return cy.wrap({ captures: info.capture, elsewhere, byKey: token?.startsWith("rk_") ?? false }, QUIET);
       }),
     );
-  /** Whether mail may have been captured of which the relay does not tell who asks. */
-  const untold = (): Chain<boolean> =>
+  /** To whom the relay does not tell of mail that it may have captured. */
+  const untold = (): Chain<string> =>
     settings().then(({ RELAY_TOKEN: token }) =>
       token?.startsWith("rk_")
-        ? capture().then(({ captures }) => cy.wrap(captures, QUIET))
-        : cy.wrap(false, QUIET),
+        ? capture().then(({ captures }) => cy.wrap(captures ? BY_KEY : "", QUIET))
+        : cy.wrap(token ? "" : NO_TOKEN, QUIET),
     );
   /** Of a mailbox that its first mail makes, nothing; which is so for the administrator alone. */
   const expected = <T>(nothing: T) => (error: Refused): Chain<T> => {
@@ -306,10 +308,10 @@ function waitForMail({
       return also<RejectedJson>("/refused", REJECTED).then((rejected) =>
         also<CapturedJson>("/captured", CAPTURED).then((captured) => {
           const near = concerning(rejected, at.address);
-          const vain = (isUntold: boolean): never => {
-            throw inVain(inWords(wanted), timeout, others, [], near, captured, isUntold);
+          const vain = (to: string): never => {
+            throw inVain(inWords(wanted), timeout, others, [], near, captured, to);
           };
-          return others.length > 0 ? vain(false) : untold().then(vain);
+          return others.length > 0 ? vain("") : untold().then(vain);
         }),
       );
     });

@@ -60,6 +60,10 @@ const MIN_TRY = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
 const LAST_PAUSE = 1_000;
 
+const REMEDY =
+  " Set RELAY_TOKEN to a key that is made at this relay " +
+  "(relay key create --owner tests --scope read,send).";
+
 /** What says that nobody can have heard a call. */
 const NOT_CONNECTED = new Set([
   "ECONNREFUSED",
@@ -178,8 +182,7 @@ export class Exchange {
       } catch (error) {
         if (this.#closed) throw new RelayError("the client is closed", { cause: error });
         if (error instanceof Refused) {
-          const placed = error.problem === "not-found" || error.problem === "unknown";
-          failure = hidden(placed ? at(error, this.#asked(one)) : error);
+          failure = hidden(this.#placed(error, one));
           repeats = RETRYABLE_STATUSES.has(error.status) && (idempotent || error.status === 429);
           delay = Math.max(pause, 1000 * error.retryAfter);
         } else {
@@ -203,6 +206,13 @@ export class Exchange {
       if (!repeats || performance.now() + delay > lastStart) throw failure;
       await paused(delay);
     }
+  }
+
+  /** What a relay has not said, or nothing opens, with what was asked, and what is to be done. */
+  #placed(error: Refused, one: RepeatableRequest): Refused {
+    const closed = error.problem === "unauthenticated" && !one.headers?.["X-Session-Token"];
+    if (!closed && error.problem !== "not-found" && error.problem !== "unknown") return error;
+    return at(error, this.#asked(one), closed ? REMEDY : "");
   }
 
   #asked({ method, path }: RepeatableRequest): string {
@@ -249,9 +259,13 @@ export function noRelay(answer: PlacedAnswer, why: string): Refused {
   return hidden(at(noRelayOf(answer, why), answer.asked));
 }
 
-/** The same error, which says what was asked. */
-function at({ status, problem, detail, errors, retryAfter, title }: Refused, asked: string): Refused {
-  return new Refused(status, problem, `${detail} (${asked})`, errors, retryAfter, title);
+/** The same error, which says what was asked, and what is to be done. */
+function at(
+  { status, problem, detail, errors, retryAfter, title }: Refused,
+  asked: string,
+  remedy = "",
+): Refused {
+  return new Refused(status, problem, `${detail} (${asked})${remedy}`, errors, retryAfter, title);
 }
 
 /** The same error, of which nothing is printed but its text; the relay's page has no use for this. */

@@ -17,6 +17,8 @@ if (own !== undefined) {
     const frames = stack.slice(stack.indexOf(message) + message.length).split("\n").slice(1);
     const others = frames.filter((frame) => !frame.includes(own));
     while (others[0]?.includes("(node:internal/")) others.shift(); // which were ours, too
+    // What fetch itself says has frames of Node.js and of ours alone; the text has the reason.
+    for (let one = error.cause; one instanceof Error; one = one.cause) one.stack = String(one);
     if (others.length > 0) error.stack = [`${name}: ${message}`, ...others].join("\n");
   };
 }

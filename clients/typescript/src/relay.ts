@@ -46,7 +46,9 @@ import type { components } from "./schema.js";
 import { type NewMessage, Outbound, send } from "./sending.js";
 import { quoted } from "./text.js";
 import {
+  BY_KEY,
   LOOKS_THROUGH,
+  NO_TOKEN,
   FIRST_LOOK,
   LAST_LOOK,
   OTHERS,
@@ -454,8 +456,10 @@ export class Inbox implements AsyncDisposable {
       const nothing = entries.length + found.length + rejected.length + captured.length === 0;
       // Mail may have been captured of which the relay does not tell who asks.
       const hides = { capture: false };
-      const untold =
-        nothing && this.#exchange.byKey && (await known(this.#info(deadline), hides)).capture;
+      let untold = "";
+      if (nothing && this.#exchange.token === null) untold = NO_TOKEN; // and may not ask
+      else if (nothing && this.#exchange.byKey && (await known(this.#info(deadline), hides)).capture)
+        untold = BY_KEY;
       return inVain(what, timeout, entries, found, rejected, captured, untold);
     } catch (error) {
       if (!(error instanceof RelayError)) throw error;

@@ -33,7 +33,7 @@ const SLIP = 3; // characters of an address that may differ
 
 /** What an error says to who may not know of captured mail, where nothing else came. */
 const UNTOLD =
-  "If the application mailed another address, that is not shown to an API key. Look for it on " +
+  "If the application mailed another address, that is not shown #. Look for it on " +
   "the relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token " +
   "in run/relay.json of the relay's data directory.";
 
@@ -154,8 +154,7 @@ export function lineOf(
 /**
  * What a wait in vain for `what` fails with.  `entries` are the newest, one more than it shows
  * where there are as many; `found` are the ids of those that were waited for; `rejected` are
- * recipients, and so are `captured`; `untold` is whether nothing came, and the relay would not tell
- * of these.
+ * recipients, and so are `captured`; `untold` is, where the relay would not tell of these, to whom.
  * @internal
  */
 export function inVain(
@@ -165,7 +164,7 @@ export function inVain(
   found: readonly string[] = [],
   rejected: readonly Pick<RejectedJson, "address" | "reply">[] = [],
   captured: readonly Pick<CapturedJson, "address" | "count" | "attributed">[] = [],
-  untold = false,
+  untold = "",
 ): WaitTimeout {
   const others = entries.filter(({ id }) => !found.includes(id)).map(lineOf);
   const count = others.length;
@@ -180,9 +179,14 @@ export function inVain(
     if (attributed === false) known.push("nobody signed in: perhaps another test's");
     return known.length > 0 ? `${address} (${known.join("; ")})` : address;
   });
-  const hint = untold ? UNTOLD : "";
+  const hint = untold && UNTOLD.replace("#", untold);
   return new WaitTimeout(what, timeout, instead, others.slice(0, OTHERS), recipients, astray, hint);
 }
+
+/** To whom captured mail is not shown: who has no token, or where there is such mail a key. @internal */
+export const NO_TOKEN = "without a token";
+/** @internal */
+export const BY_KEY = "to an API key";
 
 /** Whether a mailbox is made by its first mail, which is captured. @internal */
 export function isCaptured(

@@ -500,6 +500,28 @@ test("a wait in vain says that a key is not told what was captured", async () =>
   await inbox.close();
 });
 
+test("a wait in vain says that nobody is told without a token", async () => {
+  const inbox = await new Relay({ token: "" }).inbox();
+  await assert.rejects(inbox.wait({ timeout: 100 }), /; nothing came\n.* is not shown without a token\. /);
+  await inbox.close();
+});
+
+test("what no token opens is told what does, and where", async () => {
+  for (const token of ["", "rk_unknown"]) {
+    const sent = new Relay({ token }).send({ from: "a@relay.localhost", to: "b@relay.localhost" });
+    await assert.rejects(sent, (error) => {
+      assert.ok(
+        String(error).endsWith(
+          ` (POST ${relay.url}/api/v1/messages/send) Set RELAY_TOKEN to a key that is made at this ` +
+            "relay (relay key create --owner tests --scope read,send).",
+        ),
+        String(error),
+      );
+      return true;
+    });
+  }
+});
+
 test("a wait in vain says what was captured of its own test's application", async () => {
   const inbox = await inboxOf(relay, { ttl: 10 }, "orders a book");
   const { user } = await smtpServerOf(relay, "orders a book");

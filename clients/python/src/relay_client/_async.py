@@ -179,6 +179,7 @@ class AsyncInbox:
     def __init__(self, relay: AsyncRelay, handle: InboxHandle, *, owned: bool) -> None:
         self._relay, self._handle, self._owned = relay, handle, owned
         handle.by_key = is_key(relay.token)
+        handle.anonymous = relay.token is None
         self.address: str = handle.address
         self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""

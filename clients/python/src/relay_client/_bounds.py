@@ -85,8 +85,9 @@ def _begins(piece: bytes) -> None:
 
 
 def beginning(said: bytes) -> str:
-    """Return in quotes how begins what no relay has said."""
-    return quoted(said[:_SAID].decode("utf-8", "replace").strip())
+    """Return in quotes how begins what no relay has said, unless it is markup."""
+    begins = said[:_SAID].decode("utf-8", "replace").strip()
+    return "it is a web page" if begins.startswith("<") else quoted(begins)
 
 
 def _remaining(timeout: float | None, late: type[httpx.TimeoutException]) -> float | None:

@@ -43,6 +43,10 @@ _MAX_LINK = 8 << 10  # bytes of the header that names a next page
 _MIN_TRY = 0.05  # s that a try gets, however late it is
 _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two tries
 _EXPECTED = f"a relay's URL is that of its HTTP port, such as {DEFAULT_URL}"
+_REMEDY = (
+    "Set RELAY_TOKEN to a key that is made at this relay"
+    " (relay key create --owner tests --scope read,send)."
+)
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 
 
@@ -148,7 +152,7 @@ def call(
                 if answer.fault is not None:
                     raise no_relay(answer)
                 return answer
-            failure = refused(answer)
+            failure = refused(answer, by_session="X-Session-Token" in one.headers)
             repeats = answer.status in _RETRYABLE_STATUSES and (
                 one.idempotent or answer.status == 429
             )
@@ -159,8 +163,11 @@ def call(
         pause = min(2 * pause, _LAST_PAUSE)
 
 
-def refused(answer: Answer) -> Refused:
-    """Return what a relay said, or whatever stands in front of it."""
+def refused(answer: Answer, *, by_session: bool = False) -> Refused:
+    """Return what a relay said, or whatever stands in front of it.
+
+    `by_session`: an inbox's own token was to open it, and no other would be of use.
+    """
     problem = _read(answer)
     if not isinstance(problem, dict):
         return no_relay(answer)
@@ -171,6 +178,8 @@ def refused(answer: Answer) -> Refused:
     name = kind.rpartition(":")[2].rpartition("/")[2]
     if name == "not-found" and answer.asked:
         detail = f"{detail} ({answer.asked})"
+    elif name == "unauthenticated" and not by_session:
+        detail = f"{detail} ({answer.asked}) {_REMEDY}"
     each = [str(one) for one in cast("list[object]", errors)] if isinstance(errors, list) else []
     title = str(said.get("title") or "")
     return Refused(answer.status, name, detail, each, _retry_after(answer), title)

@@ -82,6 +82,8 @@ class InboxHandle:
         """As whom the application signs in that sends to it, where that is known."""
         self.by_key = False
         """Whether a key opens it: what is captured is the administrator's, and not told."""
+        self.anonymous = False
+        """Whether nothing opens it but its own token."""
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
         self.blocks = False
         """Whether its calls hold up their thread."""

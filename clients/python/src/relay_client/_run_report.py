@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from relay_client import RelayError
+from relay_client import Refused, RelayError
 from relay_client._text import visible
 
 _TITLE = "relay-client"
@@ -72,10 +72,15 @@ class RunReport:
         self._kept: list[str] = []
         self._url = ""
 
-    def fail(self, error: RelayError, advice: str = "") -> NoReturn:
-        """Remember why there is no relay; the test that asked fails with a line that leads here."""
+    def fail(self, error: RelayError, advice: str = "", url: str = "") -> NoReturn:
+        """Remember why there is no relay; the test that asked fails with a line that leads here.
+
+        `url`: where something answers, which may be none.
+        """
         said = str(error)
         gist = re.split(r"; |: | \(", said, maxsplit=1)[0]
+        if url and isinstance(error, Refused) and error.problem == "unknown":
+            gist = f"no relay answers at {url}"
         self._why.setdefault(gist, f"{said}\n{advice}".strip())
         short = f"no relay (see {_TITLE} at the end): {gist}"
         raise pytest.fail.Exception(short, pytrace=False) from None

@@ -134,6 +134,7 @@ class Inbox:
     def __init__(self, relay: Relay, handle: InboxHandle, *, owned: bool) -> None:
         self._relay, self._handle, self._owned = relay, handle, owned
         handle.by_key = is_key(relay.token)
+        handle.anonymous = relay.token is None
         handle.blocks = True
         self.address: str = handle.address
         self.session_token = handle.session_token

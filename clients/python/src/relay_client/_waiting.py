@@ -39,7 +39,7 @@ Timeout = Union[float, OwnTimeout]
 _PART = 20.0  # s
 # What is said to who may not know of captured mail, where nothing else came.
 _UNTOLD = (
-    "If the application mailed another address, that is not shown to an API key. Look for it on the"
+    "If the application mailed another address, that is not shown {}. Look for it on the"
     " relay's page (relay open), or set RELAY_TOKEN to the administrator's token: admin_token in"
     " run/relay.json of the relay's data directory."
 )
@@ -175,8 +175,11 @@ def _in_vain(
     captured = yield from _captured(handle, deadline)
     instead = _instead(len(others), len(found))
     hints = [_HELD_UP] if handle.blocks and _is_in_a_coroutine() else []
-    if not (others or found or rejected or captured) and (yield from _is_untold(handle, deadline)):
-        hints.append(_UNTOLD)
+    if not (others or found or rejected or captured):
+        if handle.anonymous:  # who may not ask whether the relay captures
+            hints.append(_UNTOLD.format("without a token"))
+        elif (yield from _is_untold(handle, deadline)):
+            hints.append(_UNTOLD.format("to an API key"))
     hint = "\n".join(hints)
     return WaitTimeout(what, timeout, instead, others[:_OTHERS], rejected, captured, hint)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Generator, Iterator
+from html import escape
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, Callable, NoReturn, TypeVar
@@ -92,7 +93,7 @@ class _Relays:
             anonymous = refused.status == 401 and relay.token is None
             if not anonymous:
                 relay.close()
-                self.report.fail(refused, self._advice())
+                self.report.fail(refused, self._advice(), relay.url)
         except RelayError as error:
             relay.close()
             self.report.fail(error, self._advice())
@@ -344,8 +345,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
             report.sections.append((title, text))
     if sections and item.config.pluginmanager.getplugin("html") is not None:
         text = "\n\n\n".join(f"{title}\n\n{text}" for title, text in sections)
-        extra = {"name": "Mail", "format_type": "text", "content": text}
-        extra.update(mime_type="text/plain", extension="txt")
+        # Within its row: of a report in one file a link leads to a data: URL, which browsers block.
+        extra = {"name": "Mail", "format_type": "html", "content": f"<pre>{escape(text)}</pre>"}
+        extra.update(mime_type="text/html", extension="html")
         report.extras = [*getattr(report, "extras", []), extra]
 
 
