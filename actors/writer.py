@@ -23,7 +23,7 @@ Promises:
 - While people wait for mail of mailboxes (`awaited`), such messages are stored together with their
   summaries: readable with the 250, by one commit instead of two.  The commit waits for the parser,
   a moment at most; where that takes longer, or the database takes no summary, the message is stored
-  without.
+  without.  So is a stream of them: who sends it waits for each 250.
 - What is appended to a mailbox's counts is folded before it grows long (a hint: counts are right
   without, and the reaper does it, too).
 
@@ -40,6 +40,7 @@ answers 4xx; nothing is kept for later, since whoever sent it still has it.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from uuid import UUID
@@ -84,6 +85,7 @@ _FOLD_EVERY = 0.25  # s, at most
 _WATCHED = 10_000  # mailboxes
 _FEW, _FEW_BYTES = 8, 64 * 1024  # messages that are parsed ahead, and their bytes
 _PARSED_WITHIN = 0.05  # s; so long a commit waits for the summaries of what it stores, at most;
+_STREAM, _STREAM_WITHIN = 16, 0.1  # commits and s; where so many come none waits for summaries
 _PARSED_REST = 0.5  # s; after one that waited in vain none does for so long
 _NAMED = 8  # messages of a commit whose ids are logged
 _EVICT_EVERY = 0.25  # s, at most
@@ -167,6 +169,7 @@ class _Writer:
         self._parse_ahead = parse_ahead
         self._awaited = awaited
         self._unparsed_until = -math.inf  # no commit waits for summaries
+        self._latest_few: deque[float] = deque(maxlen=_STREAM)  # when the latest commits began
         self._capture = capture
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
@@ -406,7 +409,9 @@ class _Writer:
         message, now = batch[0].message, trio.current_time()
         if _alone(message) or _captured(message) or now < self._unparsed_until:
             return None
-        if not self._awaited():
+        self._latest_few.append(now)
+        streaming = len(self._latest_few) == _STREAM and now - self._latest_few[0] < _STREAM_WITHIN
+        if streaming or not self._awaited():
             return None
         parsed: Sequence[Parsed] = ()
         with trio.move_on_after(_PARSED_WITHIN) as waiting:

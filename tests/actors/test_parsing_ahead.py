@@ -303,6 +303,16 @@ async def test_no_commit_waits_for_a_parser_that_does_not_answer(pool, monkeypat
     assert await pool.fetch_value(LEFT) == 2
 
 
+async def test_no_commit_of_a_stream_waits_for_the_parser(pool, monkeypatch):
+    """Who sends many, one after the other, waits for each 250."""
+    monkeypatch.setattr(writer, "_PARSED_WITHIN", 3600.0)
+    monkeypatch.setattr(writer, "_STREAM", 1)
+    await make(pool, BOB)
+    async with writing(pool, parse_ahead=lambda _: True, awaited=lambda: True) as (messages, _):
+        assert (await accepted(messages, message(MESSAGE % 1))).stored
+    assert await pool.fetch_value(LEFT) == 1
+
+
 @pytest.mark.parametrize(
     "instead",
     [
@@ -352,6 +362,7 @@ async def test_what_comes_again_is_stored_once(pool, monkeypatch):
 async def test_what_was_stored_with_its_summary_is_done(pool, monkeypatch):
     """The summariser has nothing left to do with it, and goes on with what comes next."""
     monkeypatch.setattr(writer, "_PARSED_WITHIN", 60.0)
+    monkeypatch.setattr(writer, "_STREAM_WITHIN", 0.0)
     monkeypatch.setattr(summariser, "_AHEAD_SLOW", 60.0)
     await make(pool, BOB)
     told: list[OnTheWay] = []
