@@ -55,14 +55,18 @@ $(READY): requirements.lock $(RUNNABLE)
 run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
-# Most tests wait half of the time, for sockets, for disks and for time, and those that drive
-# browsers keep processors busy: among each other (tests/conftest.py), six at a time keep two cores
-# busy.
+# The browser's driver keeps an event loop of its own in the main thread: processes for itself.
+# The others wait half of the time, for sockets, for disks and for time: it takes four at a time to
+# keep two cores busy, and three that drive browsers.
 # A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
-# of one long test would come last, when nobody else has anything left to do.
+# of one long test would come last, when nobody else has anything left to do.  A browser's have no
+# such tests: the one with a third of them comes first.
+# Browsers are driven from one folder only (tests/conftest.py): to read all files for it would take
+# each of the three processes longer than its first tests.
 test: setup
 	@$(COMPILE)
-	$(PYTEST) -n 6 --dist loadfile --no-loadscope-reorder -m "not soak"
+	$(PYTEST) tests/browser -n 3 --dist loadfile -m "browser and not soak"
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
 
 # The clients' own tests, against a relay of theirs.
 test-clients: setup

@@ -16,7 +16,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import iscoroutinefunction
 from math import inf
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,17 +111,10 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files that drive browsers among the others: those keep processors busy, while most
-    others wait, and run beside each other in less time than one after the other."""
-    files: dict[Path, list[pytest.Item]] = {}
+    """Refuse tests of a browser from elsewhere: `make test` looks for them in one folder."""
     for item in items:
-        files.setdefault(item.path, []).append(item)
-    kinds: dict[bool, list[list[pytest.Item]]] = {True: [], False: []}
-    for path, file in files.items():
-        kinds[BROWSERS in path.parents].append(file)
-    kinds[True].reverse()  # the short ones last
-    places = [(n / len(kind), file) for kind in kinds.values() for n, file in enumerate(kind)]
-    items[:] = [item for _, file in sorted(places, key=itemgetter(0)) for item in file]
+        if item.get_closest_marker("browser") and BROWSERS not in item.path.parents:
+            raise pytest.UsageError(f"{item.nodeid} drives a browser: move it to tests/browser")
 
 
 class Clusters:

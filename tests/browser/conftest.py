@@ -28,7 +28,6 @@ from playwright.sync_api import (
 )
 
 from tests.npm import node_modules
-from tests.relay_process import RelayProcess
 
 HERE = Path(__file__).parent
 ARTEFACTS = Path(__file__).parents[2] / "test-artefacts"
@@ -134,14 +133,6 @@ _RULES = """async () => {
 }"""
 
 Browse = Callable[..., AbstractContextManager[Visit]]
-
-
-@pytest.fixture(scope="session")
-def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A running relay that no other test fills: what a page shows of all mail is looked at."""
-    with RelayProcess(tmp_path_factory.mktemp("browsed") / "data") as process:
-        yield process
-        assert process.stop() == 0, f"after all that, no clean stop:\n{process.log_tail()}"
 
 
 @pytest.fixture(scope="session")
