@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from cryptography.fernet import Fernet
 
 from actors import tree as tree_module
@@ -19,7 +20,7 @@ from actors.tree import ROLES, build_tree, wire
 from relay.cli.actor import actor
 from relay.datadir import DataDir
 from relay.db import channels
-from relay.db.listen import Hub
+from relay.db.listen import AWAITED_FOR, Hub
 from relay.db.pool import Pool
 from relay.devices.noise import KeyPair
 from relay.errors import ConfigError
@@ -184,13 +185,17 @@ def test_every_mail_port_trusts_the_same_proxies_and_shows_the_same_certificate(
     assert given(tree, "certificate") == dict.fromkeys(shown, certificate)
 
 
-def test_the_summariser_sees_whether_somebody_waits_for_mail():
-    """In the hub that HTTP's waits subscribe to: then it parses few messages without a rest."""
+async def test_who_waits_for_mail_is_seen(autojump_clock):
+    """In the hub that HTTP's waits subscribe to: then the summariser parses few messages without a
+    rest, and the writer stores them with their summaries; that one for a while longer."""
     hub = Hub()
-    awaited = given(built(Settings(), hub=hub), "awaited")["summariser"]
-    assert not awaited()
+    awaited = given(built(Settings(), hub=hub), "awaited")
+    assert not any(each() for each in awaited.values())
     with hub.subscribe(channels.SUMMARIES, "3f8a"):
-        assert awaited()
+        assert all(each() for each in awaited.values())
+    assert {name: each() for name, each in awaited.items()} == {"summariser": False, "writer": True}
+    await trio.sleep(AWAITED_FOR + 1)
+    assert not any(each() for each in awaited.values())
 
 
 def test_each_group_fails_by_itself_and_a_device_store_for_ever():
