@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import os
 import re
 import select
@@ -71,3 +73,10 @@ def pythons(folder: Path = CLIENTS / "python") -> list[str]:
     named = tomllib.loads((folder / "pyproject.toml").read_text())
     classifiers = "\n".join(named["project"]["classifiers"])
     return re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, re.MULTILINE)
+
+
+def shown_in(report: Path) -> list[str]:
+    """What pytest-html's report shows beside its tests, as it stands there."""
+    (blob,) = re.findall(r'data-jsonblob="([^"]*)"', report.read_text())
+    tests = json.loads(html.unescape(blob))["tests"].values()
+    return [extra["content"] for rows in tests for row in rows for extra in row["extras"]]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import html
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -160,10 +157,7 @@ def test_the_html_report_of_a_failed_test_has_its_mail(
     (tmp_path / "test_fails.py").write_text(FAILS)
     status, said = suite_of(python, tmp_path, relay, "--html=report.html", "--self-contained-html")
     assert status == 1, said
-    report = (tmp_path / "report.html").read_text()
-    (blob,) = re.findall(r'data-jsonblob="([^"]*)"', report)
-    (rows,) = json.loads(html.unescape(blob))["tests"].values()
-    shown = [extra["content"] for row in rows for extra in row["extras"]]
+    shown = own_suite.shown_in(tmp_path / "report.html")
     assert any("Your code is &lt;482913&gt;." in text for text in shown), shown
 
 
