@@ -136,9 +136,9 @@ class Queue:
     async def claim(self, asks: Sequence[Ask]) -> Batch:
         """Lease what `asks` name, committed, and return all that delivering it needs.
 
-        Nothing is claimed while the queue is paused; of leases that have run out, what had by the
-        time of the last survey.  Suppressed and expired messages are
-        cancelled here; a letter whose account is suspended is given back.
+        Nothing is claimed while the queue is paused; of leases that have run out, those that had by
+        the time of the last survey.  Suppressed and expired messages are cancelled here; a letter
+        whose account is suspended is given back.
         """
         leased_until = trio.current_time() + self.lease_timeout
         if not asks:
