@@ -2,8 +2,8 @@
 
 A payload is keys joined by commas, cut to what a notification may hold; "*" and the empty one
 concern everybody on the channel, KEY:PART those who wait for KEY, =OWNER those who wait for all of
-an owner's mailboxes, and so does a payload in which none is named so.  Each notification is a hint:
-whoever waits also looks unasked.
+an owner's mailboxes, and so does a payload in which none is named so; "*" with owners concerns
+those alone.  Each notification is a hint: whoever waits also looks unasked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SUMMARIES: Final = "relay_summaries"
 EXPIRY: Final = "relay_expiry"
 """A mailbox was made or changed that ends then.  By a trigger; one instant, in epoch seconds."""
 MAILBOXES: Final = "relay_mailboxes"
-"""Mailboxes were changed, closed or removed.  By triggers; their ids."""
+"""Mailboxes were changed, closed or removed, before they were due.  By triggers; their ids, of very
+many "*", and =OWNER of each, or "=", where there is room."""
 CHANGES: Final = "relay_changes"
 """Messages were deleted, marked or tagged.  By triggers; MAILBOX:MESSAGE, of many MAILBOX, of more
 "*", and =OWNER of each, or "=", where there is room."""
@@ -60,6 +61,6 @@ ALL: Final = (
 )
 
 
-def of_owner(owner_id: UUID) -> str:
-    """Return the key of those who wait for all of an owner's mailboxes."""
-    return f"={owner_id}"
+def of_owner(owner_id: UUID | None) -> str:
+    """Return the key of those who wait for all of an owner's mailboxes, or what names nobody."""
+    return f"={owner_id or ''}"

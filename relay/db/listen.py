@@ -76,14 +76,19 @@ class Bell:
         """Have `wait` return."""
         self._event.set()
 
+    def silence(self) -> None:
+        """Forget that it has rung; while nobody waits."""
+        self._event = trio.Event()
+
 
 class Subscription:
     """One waiter's flag.  Used by one task at a time; made by `Hub.subscribe`."""
 
-    def __init__(self, shared: Bell | None = None) -> None:
+    def __init__(self, shared: Bell | None = None, owner: str | None = None) -> None:
         """`shared`: rings with it, and with the others that have the same one."""
         self._bell = Bell()
         self._shared = shared
+        self._owner = owner
         self._keys: set[str] | None = set()
         self.is_muted = False
         """Whether `shared` does not ring; what is heard is kept."""
@@ -93,12 +98,21 @@ class Subscription:
     async def wait(self) -> None:
         """Return when something was published since the last `wait` (or since subscribing)."""
         await self._bell.wait()
-        self.heard, self._keys = self._keys, set()
+        self.heard = self.taken()
+
+    def taken(self) -> set[str] | None:
+        """For which keys `wait` would return at once, none maybe, and have it wait for others."""
+        self._bell.silence()
+        keys, self._keys = self._keys, set()
+        return keys
 
     @property
     def woken(self) -> bool:
         """Whether `wait` would return at once."""
         return self._bell.has_rung
+
+    def _is_among(self, owners: set[str]) -> bool:
+        return self._owner is None or self._owner in owners
 
     def _wake(self, keys: set[str] | None) -> None:
         if keys is None or self._keys is None or len(self._keys) + len(keys) > _KEYS:
@@ -122,14 +136,20 @@ class Hub:
 
     @contextmanager
     def subscribe(
-        self, channel: str, key: str | None = None, *, bell: Bell | None = None
+        self,
+        channel: str,
+        key: str | None = None,
+        *,
+        bell: Bell | None = None,
+        owner: str | None = None,
     ) -> Iterator[Subscription]:
         """Hear of `key` on `channel`, or with None of every key, while in the block.
 
-        `bell` rings with it, and with the others that have the same one.  Subscribe first, look in
-        the database second, wait third: then nothing falls between.
+        `bell` rings with it, and with the others that have the same one; `owner` is the =OWNER
+        whose `key` is, if that is known.  Subscribe first, look in the database second, wait third:
+        then nothing falls between.
         """
-        subscription = Subscription(bell)
+        subscription = Subscription(bell, owner)
         if key is not None and key.startswith(_OWNER):
             with _among(self._of_owners.setdefault(channel, {}), key, subscription):
                 yield subscription
@@ -145,7 +165,8 @@ class Hub:
         """Wake those who wait for any of `keys`; None, or a key of "*", wakes the whole channel.
 
         Who waits for KEY hears of KEY:PART, too; who waits for =OWNER hears all keys that come with
-        it, or without any such, and "*" likewise.  Of owners nobody is told.
+        it, or without any such, and "*" likewise, as does who waits for a key of that owner's.  Of
+        owners nobody is told.
         """
         wanted = None if keys is None else set(keys)
         named = {key for key in wanted or () if key.startswith(_OWNER)}
@@ -157,7 +178,7 @@ class Hub:
         if wanted is None:
             for (name, _), waiting in self._waiting.items():
                 if name == channel:
-                    _wake(waiting, None)
+                    _wake((one for one in waiting if not named or one._is_among(named)), None)
             return
         _wake(self._waiting.get((channel, None), ()), wanted)
         for key in wanted:

@@ -688,6 +688,17 @@ HERITAGE = (
         "SELECT array_agg(rule ORDER BY receiver) FROM relay.outbound_shaping",
         (["", "yahoo:7"],),
     ),
+    Heritage(
+        52,
+        "UPDATE relay.mailboxes SET expires_at = expires_at + interval '1 second' WHERE is_active",
+        """
+        SELECT array_agg(tgname::text ORDER BY tgname)
+        FROM pg_trigger
+        WHERE tgfoid IN ('relay.mailboxes_announce_update'::regproc,
+                         'relay.mailboxes_announce_delete'::regproc)
+        """,
+        (["mailboxes_announce_delete", "mailboxes_announce_update"],),
+    ),
 )
 
 

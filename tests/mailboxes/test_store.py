@@ -307,10 +307,10 @@ async def test_announces_changes_of_mailboxes(pool, store):
         f"DELETE FROM relay.mailboxes WHERE id = '{made[0]}'",
     )
     assert heard == [
-        ("relay_mailboxes", made[0]),
+        ("relay_mailboxes", f"{made[0]},="),
         ("relay_expiry", "1.000000"),
-        ("relay_mailboxes", made[1]),
-        ("relay_mailboxes", made[2]),
+        ("relay_mailboxes", f"{made[1]},="),
+        ("relay_mailboxes", f"{made[2]},="),
     ]
 
 
@@ -318,7 +318,33 @@ async def test_announces_a_mass_change_to_everybody(pool, store):
     """More changes than a payload can name are announced as one star."""
     await pool.execute("SELECT relay.create_mailbox() FROM generate_series(1, 300)")
     heard = await _heard(pool, "UPDATE relay.mailboxes SET is_active = false")
-    assert heard == [("relay_mailboxes", "*")]
+    assert heard == [("relay_mailboxes", "*,=")]
+
+
+@pytest.mark.parametrize(
+    "change", ["UPDATE relay.mailboxes SET is_active = false", "DELETE FROM relay.mailboxes"]
+)
+@pytest.mark.parametrize(
+    ("mailboxes", "owners", "named"),
+    [(1, 1, 1), (200, 15, 15), (200, 16, 0), (201, 200, 200), (250, 250, 0)],
+)
+async def test_announces_whose_the_changed_mailboxes_are_where_there_is_room(
+    pool, store, change, mailboxes, owners, named
+):
+    """Of very many mailboxes, too, which are not named then; of too many owners none is."""
+    ids = [uuid4() for _ in range(owners)]
+    made = await pool.fetch(
+        "INSERT INTO relay.mailboxes (address, token_hash, expires_at, owner_id, owner_type)"
+        " SELECT gen_random_uuid() || '@test', NULL, now() + interval '1 hour', (%(ids)s::uuid[])"
+        "[1 + n %% %(owners)s], 'api' FROM generate_series(1, %(mailboxes)s) n"
+        " RETURNING id::text",
+        {"ids": ids, "owners": owners, "mailboxes": mailboxes},
+    )
+    ((_, payload),) = await _heard(pool, change, channels=("relay_mailboxes",))
+    keys = [of_owner(one) for one in ids[:named]]
+    keys += [id for (id,) in made] if mailboxes <= 200 else ["*"]
+    assert sorted(payload.split(",")) == sorted(keys)
+    assert len(payload) < 8000
 
 
 async def test_announces_what_is_changed_of_messages(pool, store):

@@ -169,7 +169,7 @@ def events_of(
     async def body() -> AsyncIterator[bytes]:
         with (
             api.waits.hold(waiter, "sse"),
-            watching(api.deps.hub, reach, call.admission, edits=True) as watch,
+            watching(api.deps.hub, reach, call, edits=True) as watch,
             suppress(Problem),  # refused by now, or no room: all that is left to say is the end
         ):
             yield b"retry: 1000\n\n"

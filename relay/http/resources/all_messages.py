@@ -360,7 +360,7 @@ def register(api: Api) -> None:
         owner = owner_of(call.caller, request, trusted)
         with (
             slots.hold(Waiter.of(call, request, trusted), "wait"),
-            watching(hub, reach, call.admission) as watch,
+            watching(hub, reach, call) as watch,
         ):
             while True:
                 much = terms and (reads_old or by_text)

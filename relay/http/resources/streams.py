@@ -159,7 +159,7 @@ def register(api: Api) -> None:
         woken = False
         with (
             slots.hold(waiter, "wait"),
-            watching(hub, Reach(mailbox_id=mailbox_id), call.admission) as watch,
+            watching(hub, Reach(mailbox_id=mailbox_id), call) as watch,
         ):
             while True:
                 turn = api.heavy_calls.turn(call) if much else api.heavy_calls.look(owner)
@@ -272,7 +272,7 @@ def register(api: Api) -> None:
 
         with (
             slots.hold(waiter, "ws"),
-            watching(hub, Reach(mailbox_id=call.mailbox.id), call.admission) as watch,
+            watching(hub, Reach(mailbox_id=call.mailbox.id), call) as watch,
         ):
             await websocket.accept()
             refused = crowded = False

@@ -2,8 +2,8 @@
 
 Promises
   * Whoever waits hears of new mail, of their mailbox's end, of the relay's stopping, and when their
-    page session may be over; who asks for it, of messages that were changed, too: of so many that
-    it may be any, once a second at most.
+    page session may be over; who asks for it, of messages that were changed, and of mailboxes that
+    took theirs along, too: of so many that it may be any, once a second at most.
   * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
     mailboxes: an owner) and an address, and some that only this machine's own and the
     administrator's calls get.
@@ -14,8 +14,8 @@ Fails with a 429 or a 503 when there is no room for one more.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -27,7 +27,7 @@ from relay.db.channels import CHANGES, MAILBOXES, SUMMARIES, of_owner
 from relay.db.listen import Bell, Hub, Subscription
 from relay.http.credentials.callers import address_of
 from relay.http.deps import Limits
-from relay.http.operations import Call, StillAdmitted
+from relay.http.operations import Call
 from relay.http.problems.details import Problem, unavailable
 from relay.mailboxes.visibility import Reach
 from relay.metrics import registry
@@ -46,15 +46,22 @@ _ALL_EVERY = 1.0  # s; that any message may be changed is told no more often
 class Watch:
     """Wake-ups that concern one mailbox, or all of an owner's, or all.
 
-    `bell` rings at them; `changes`: of what is changed of messages, for those who want to know.
+    `bell` rings at them; `changes`: of what is changed of messages, for those who want to know, all
+    with the bell `changed`.
     """
 
     def __init__(
-        self, bell: Bell, changes: Subscription | None = None, mail: Subscription | None = None
+        self,
+        bell: Bell,
+        changes: Sequence[Subscription] = (),
+        mail: Subscription | None = None,
+        *,
+        changed: Bell | None = None,
     ) -> None:
         self._bell = bell
         self._mail = mail
         self._changes = changes
+        self._changed = changed
         self._edited: set[str] | None = set()
         self._quiet_until = -math.inf
 
@@ -66,7 +73,7 @@ class Watch:
     def taken(self) -> set[str] | None:
         """The keys of what was changed since the last call; None: of any message."""
         edited, self._edited = self._edited, set()
-        if edited is None:
+        if _is_much(edited):
             self._quiet_until = trio.current_time() + _ALL_EVERY
         return edited
 
@@ -97,15 +104,23 @@ class Watch:
         return True
 
     async def _hear(self) -> None:
-        assert self._changes is not None
-        await self._changes.wait()
-        heard = self._changes.heard
-        if heard is None or self._edited is None or len(self._edited) > _EDITED:
-            self._edited = None
-            # One owner's changes to very many mailboxes come so to everybody, however often.
+        assert self._changed is not None
+        await self._changed.wait()
+        self._gather(self._changed)
+        if _is_much(self._edited):
+            # Mailboxes end as fast as tests do, and very many are changed however often.
             await trio.sleep_until(self._quiet_until)
-        else:
-            self._edited |= heard
+            self._gather(self._changed)
+
+    def _gather(self, bell: Bell) -> None:
+        # Nothing waits here: who is cancelled between the bell and what it rang for would lose it.
+        bell.silence()
+        for changes in self._changes:
+            heard = changes.taken()
+            if heard is None or self._edited is None or len(self._edited) > _EDITED:
+                self._edited = None
+            else:
+                self._edited |= heard
 
     async def wait(self, seconds: float) -> bool:
         """Return at the next wake-up, or after `seconds`; whether there was one."""
@@ -118,7 +133,7 @@ class Watch:
             nursery.cancel_scope.cancel()
 
         with trio.move_on_after(max(0.0, seconds)):
-            if self._changes is None:  # most wait for mail alone: at once, and in no other task
+            if self._changed is None:  # most wait for mail alone: at once, and in no other task
                 await self._bell.wait()
                 return True
             async with trio.open_nursery() as nursery:
@@ -127,32 +142,40 @@ class Watch:
         return woken
 
 
+def _is_much(keys: set[str] | None) -> bool:
+    """Whether any message may be changed, or all of a mailbox."""
+    return keys is None or any(":" not in key for key in keys)
+
+
 def key_of(reach: Reach) -> str | None:
-    """Return what `SUMMARIES` and `CHANGES` name it by."""
+    """Return what `SUMMARIES`, `CHANGES` and `MAILBOXES` name it by."""
     if reach.mailbox_id is not None:
         return str(reach.mailbox_id)
     return None if reach.owner_id is None else of_owner(reach.owner_id)
 
 
 @contextmanager
-def watching(
-    hub: Hub,
-    reach: Reach,
-    admission: StillAdmitted,
-    *,
-    edits: bool = False,
-) -> Iterator[Watch]:
+def watching(hub: Hub, reach: Reach, call: Call, *, edits: bool = False) -> Iterator[Watch]:
     """Hear of new summaries within reach, of changes to a mailbox that is all of it, and when the
-    caller's page session may be over; with `edits` of changed messages, too.  That the relay is
-    stopping everybody hears who listens to the hub (`actors/control.py`)."""
-    one, bell = reach.mailbox_id, Bell()
-    with (
-        hub.subscribe(CHANGES, key_of(reach)) if edits else nullcontext() as changed,
-        admission.watched(bell),
-        hub.subscribe(SUMMARIES, key_of(reach), bell=bell) as mail,
-        nullcontext() if one is None else hub.subscribe(MAILBOXES, str(one), bell=bell),
-    ):
-        yield Watch(bell, changed, mail)
+    caller's page session may be over; with `edits` of changed messages, too, and of mailboxes that
+    ended.  That the relay is stopping everybody hears who listens to the hub
+    (`actors/control.py`)."""
+    key, bell, changed = key_of(reach), Bell(), Bell()
+    one = reach.mailbox_id is not None
+    owner = of_owner(call.mailbox.owner_id) if one else None
+    with ExitStack() as stack:
+
+        def hear(channel: str, bell: Bell) -> Subscription:
+            return stack.enter_context(hub.subscribe(channel, key, bell=bell, owner=owner))
+
+        stack.enter_context(call.admission.watched(bell))
+        mail = hear(SUMMARIES, bell)
+        if one:
+            hear(MAILBOXES, bell)
+        changes = [hear(CHANGES, changed)] if edits else []
+        if edits and not one:
+            changes.append(hear(MAILBOXES, changed))
+        yield Watch(bell, changes, mail, changed=changed if edits else None)
 
 
 @dataclass(frozen=True)

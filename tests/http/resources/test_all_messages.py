@@ -481,3 +481,27 @@ async def test_streams_tell_of_what_their_owner_may_see_alone(house: House):
     assert sorted(one["id"] for one in seen[0][1]["changed"]) == ids
     assert [one["tags"] for one in seen[0][1]["changed"]] == [["a"], ["a"]]
     assert sorted(seen[1][1]["deleted"]) == ids
+
+
+@pytest.mark.parametrize("purge", [False, True])
+async def test_streams_tell_that_mail_went_with_its_mailbox(house: House, purge: bool):
+    """Which messages that were, or where their rows are deleted, too, that there were some; of an
+    empty mailbox, and of another owner's, nothing."""
+    key = await house.key("read", "send")
+    foreign, token = await house.mailbox()
+    await house.deliver(foreign)
+    empty, full = await mailbox_of(house, key), await mailbox_of(house, key)
+    ids = [str(await house.deliver(full)) for _ in range(2)]
+    seen: list[tuple[str, dict[str, Any]]] = []
+    how = "?purge=true" if purge else ""
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(in_thread, events_of, house, key, 1, seen)
+            await house.waiting("relay_mailboxes")
+            for address, credential in ((foreign, token), (empty, key), (full, key)):
+                url = f"/api/v1/mailboxes/{address}{how if address == full else ''}"
+                assert (await house.client.delete(url, headers=credential)).status_code == 204
+    ((_, data),) = seen
+    if not purge:
+        assert sorted(data["deleted"]) == ids
+    assert data == {"changed": [], "deleted": data["deleted"], "reread": purge}
