@@ -34,6 +34,8 @@ _ASYNC = (
     SENDS
     + """
 import anyio.to_thread
+from functools import partial
+from relay_client import WaitTimeout
 
 @pytest.fixture
 def address(async_inbox):
@@ -87,6 +89,12 @@ async def test_it_fails(waited, async_inbox):
     await async_inbox.wait("Reset", timeout=0)
 
 @pytest.mark.anyio
+async def test_nobody_is_blamed(async_inbox):
+    for wait in (async_inbox.wait, partial(async_inbox.wait_many, 1)):
+        with pytest.raises(WaitTimeout, match=r"; nothing came$"):  # no event loop is held up
+            await wait(timeout=0)
+
+@pytest.mark.anyio
 async def test_it_fails_in_a_block(async_relay, smtp_server):
     async with async_relay.inbox() as inbox:
         with anyio.fail_after(0.5):
@@ -101,7 +109,7 @@ async def test_marked(async_inbox, inbox):
 """
     )
     result = run_pytest(inner, "-W", "error")
-    result.assert_outcomes(passed=8, failed=4)
+    result.assert_outcomes(passed=10, failed=4)
     result.stdout.fnmatch_lines(
         ["*WaitTimeout: waited 0 s for *Reset*", "*Mail to *@relay.localhost*", "one"]
     )

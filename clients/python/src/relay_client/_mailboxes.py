@@ -85,8 +85,6 @@ class InboxHandle:
         self.anonymous = False
         """Whether nothing opens it but its own token."""
         self.headers = {} if session_token is None else {"X-Session-Token": session_token}
-        self.blocks = False
-        """Whether its calls hold up their thread."""
         self.closed = False
         self.report: str | None = None
         """What it had as a test failed in its block, for the report, since it ends before that."""

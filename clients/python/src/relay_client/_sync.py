@@ -135,7 +135,6 @@ class Inbox:
         self._relay, self._handle, self._owned = relay, handle, owned
         handle.by_key = is_key(relay.token)
         handle.anonymous = relay.token is None
-        handle.blocks = True
         self.address: str = handle.address
         self.session_token = handle.session_token
         """What opens an anonymous inbox; None where the relay's token does."""
@@ -186,7 +185,10 @@ class Inbox:
         """
         found = self._do(
             _waiting.wait(
-                self._handle, Wanted(subject, sender, id_of(after)), self._within(timeout)
+                self._handle,
+                Wanted(subject, sender, id_of(after)),
+                self._within(timeout),
+                blocks=True,
             )
         )
         return Message(self, found)
@@ -214,7 +216,11 @@ class Inbox:
         """Return the first so many that match, the oldest first; `WaitTimeout` if too few come."""
         found = self._do(
             _waiting.wait_many(
-                self._handle, Wanted(subject, sender, id_of(after)), count, self._within(timeout)
+                self._handle,
+                Wanted(subject, sender, id_of(after)),
+                count,
+                self._within(timeout),
+                blocks=True,
             )
         )
         return [Message(self, one) for one in found]

@@ -56,11 +56,16 @@ _SLIP = 3  # characters of an address that may differ
 FIRST_LOOK, LAST_LOOK = 0.02, 0.5  # s between two looks at what will change soon
 
 
-def wait(handle: InboxHandle, wanted: Wanted, timeout: float) -> Flow[JSON]:
-    """Wait for the oldest message that matches; `WaitTimeout` if none comes."""
+def wait(
+    handle: InboxHandle, wanted: Wanted, timeout: float, *, blocks: bool = False
+) -> Flow[JSON]:
+    """Wait for the oldest message that matches; `WaitTimeout` if none comes.
+
+    `blocks`: whether the flow is run by what holds up its thread.
+    """
     found = yield from _next(handle, wanted, deadline_after(timeout))
     if found is None:
-        raise (yield from _in_vain(handle, wanted.in_words(), timeout))
+        raise (yield from _in_vain(handle, wanted.in_words(), timeout, blocks=blocks))
     return found
 
 
@@ -71,8 +76,13 @@ def wait_none(handle: InboxHandle, wanted: Wanted, seconds: float) -> Flow[None]
         raise UnexpectedMail(f"mail came where none was to come:\n  {_line(found)}")
 
 
-def wait_many(handle: InboxHandle, wanted: Wanted, count: int, timeout: float) -> Flow[list[JSON]]:
-    """Wait for so many that match, the oldest first; `WaitTimeout` if too few come."""
+def wait_many(
+    handle: InboxHandle, wanted: Wanted, count: int, timeout: float, *, blocks: bool = False
+) -> Flow[list[JSON]]:
+    """Wait for so many that match, the oldest first; `WaitTimeout` if too few come.
+
+    `blocks` as for `wait`.
+    """
     if not is_finite(count) or count < 0 or count % 1:
         raise RelayError(f"so many messages cannot be waited for: {count!r}")
     deadline = deadline_after(timeout)
@@ -82,7 +92,7 @@ def wait_many(handle: InboxHandle, wanted: Wanted, count: int, timeout: float) -
         one = yield from _next(handle, later, deadline)
         if one is None:
             ids = [one["id"] for one in found]
-            raise (yield from _in_vain(handle, wanted.in_words(count), timeout, ids))
+            raise (yield from _in_vain(handle, wanted.in_words(count), timeout, ids, blocks=blocks))
         found.append(one)
     return found
 
@@ -159,7 +169,12 @@ def deadline_after(seconds: float) -> float:
 
 
 def _in_vain(
-    handle: InboxHandle, what: str, timeout: float, found: Sequence[str] = ()
+    handle: InboxHandle,
+    what: str,
+    timeout: float,
+    found: Sequence[str] = (),
+    *,
+    blocks: bool,
 ) -> Flow[WaitTimeout]:
     """Return what a wait in vain ends with; `found` are the ids of what was waited for and came."""
     limit = min(len(found) + _OTHERS + 1, PAGE)
@@ -174,7 +189,7 @@ def _in_vain(
     rejected = yield from _rejected(handle, deadline)
     captured = yield from _captured(handle, deadline)
     instead = _instead(len(others), len(found))
-    hints = [_HELD_UP] if handle.blocks and _is_in_a_coroutine() else []
+    hints = [_HELD_UP] if blocks and _is_in_a_coroutine() else []
     if not (others or found or rejected or captured):
         if handle.anonymous:  # who may not ask whether the relay captures
             hints.append(_UNTOLD.format("without a token"))
