@@ -5,13 +5,10 @@ Fails with 400 where chaos is not enabled, and for refusing to sign in by chance
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from quart import Response
 
 from relay.http.compat.answers import bad
-from relay.http.compat.bodies import members_of
+from relay.http.compat.bodies import Members, Unreadable, members_of
 from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit.shared import API
 from relay.http.operations import Call, json_response
@@ -55,16 +52,15 @@ def _triggers(chaos: Chaos) -> dict[str, dict[str, int]]:
     return {**found, "Authentication": {"ErrorCode": 535, "Probability": 0}}
 
 
-def _rate(members: Mapping[str, Any], name: str, default: int) -> Rate | None:
+def _rate(members: Members, name: str, default: int) -> Rate | None:
     """A trigger of a body as a rate; None where it is off."""
-    given = members.get(name.lower())
-    if given is None:
+    trigger = members.object(name)
+    if trigger is None:
         return None
-    if not isinstance(given, dict):
-        raise bad(f"{name}: an object is wanted.")
-    code, chance = given.get("ErrorCode") or default, given.get("Probability") or 0
-    if not (isinstance(code, int) and 400 <= code <= 599):
-        raise bad(f"{name}: ErrorCode is from 400 to 599.")
-    if not (isinstance(chance, int) and 0 <= chance <= 100):
-        raise bad(f"{name}: Probability is from 0 to 100.")
+    code = trigger.number("ErrorCode") or default
+    if not 400 <= code <= 599:
+        raise Unreadable(trigger.at("ErrorCode"), "must be from 400 to 599")
+    chance = trigger.number("Probability")
+    if not 0 <= chance <= 100:
+        raise Unreadable(trigger.at("Probability"), "must be from 0 to 100")
     return Rate(code, chance / 100) if chance else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from quart import Response
 
 from relay.http.compat.answers import bad, text
-from relay.http.compat.bodies import members_of, texts_of
+from relay.http.compat.bodies import members_of
 from relay.http.compat.callers_mail import CallersMail
 from relay.http.compat.declarations import Window, compat
 from relay.http.compat.mailpit import shapes
@@ -56,7 +56,7 @@ def register(callers: CallersMail) -> None:
 
     @api.add("DELETE", f"{API}/messages", deleting)
     async def delete(call: Call) -> Response:
-        ids = texts_of(await members_of(deleting), "IDs")
+        ids = (await members_of(deleting)).texts("IDs")
         reach = reach_of(call)
         if ids:
             await callers.change(call, lambda: mails.delete(reach, ids))
@@ -75,10 +75,8 @@ def register(callers: CallersMail) -> None:
     @api.add("PUT", f"{API}/messages", marking)
     async def mark(call: Call) -> Response:
         members = await members_of(marking)
-        ids, reach = texts_of(members, "IDs"), reach_of(call)
-        read, searched = members.get("read", False), members.get("search") or ""
-        if not isinstance(read, bool) or not isinstance(searched, str):
-            raise bad("Read is true or false, Search a text.")
+        ids, reach = members.texts("IDs"), reach_of(call)
+        read, searched = members.truth("Read"), members.text("Search")
         if ids and searched:
             raise bad("You may specify either IDs or a search query, not both.")
         change = Change(is_read=read)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from quart import Response, request
 
 from relay.http.compat.answers import bad, text
-from relay.http.compat.bodies import members_of, texts_of
+from relay.http.compat.bodies import members_of
 from relay.http.compat.callers_mail import CallersMail, no_such_message
 from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit import shapes
@@ -131,7 +131,7 @@ def register(callers: CallersMail) -> None:
 
     @api.add("POST", f"{API}/message/<message_id>/release", relaying)
     async def release(call: Call, message_id: str) -> Response:
-        to = texts_of(await members_of(relaying), "To")
+        to = (await members_of(relaying)).texts("To")
         if not 1 <= len(to) <= MOST_RECIPIENTS or any(len(one) > LONGEST for one in to):
             raise bad(f"To: 1 to {MOST_RECIPIENTS} addresses are wanted.")
         mail = await callers.find(call, message_id)

@@ -14,16 +14,16 @@ Fails with 400 and Mailpit's JSON of an error, which names the member that is wr
 from __future__ import annotations
 
 import binascii
-import json
 from base64 import b64decode
 from collections.abc import Mapping
 from mimetypes import guess_type
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from quart import Response
 
 from relay.addresses import canonical
 from relay.chance import utc_now
+from relay.http.compat.bodies import Members, Unreadable, parsed
 from relay.http.compat.callers_mail import CallersMail
 from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit.shared import API
@@ -72,6 +72,8 @@ def register(callers: CallersMail) -> None:
                 mail = await callers.apart(call, lambda: _mail(body))
             else:
                 mail = _mail(body)
+        except Unreadable as error:
+            return _refused(error.detail)
         except MalformedMessage as error:
             return _refused(f"{error.field}: it {error.reason}.")
         if len(mail.raw) > deps.max_message_bytes:
@@ -100,37 +102,31 @@ def _refused(said: str, status: int = 400) -> Response:
 
 
 def _mail(body: bytes) -> _Mail:
-    """Return the mail that a body is, or raise MalformedMessage."""
-    try:
-        given = _members(json.loads(body), "The body")
-    except (ValueError, RecursionError):
-        raise MalformedMessage("The body", "is no JSON object") from None
-    sender = _person(given.get("from"), "From")
+    """Return the mail that a body is, or raise Unreadable or MalformedMessage."""
+    given = parsed(body)
+    sender = _person(Members(given.value("From"), "From"))
     to, cc, reply_to = (_people(given, name) for name in ("To", "Cc", "ReplyTo"))
     bcc = [
-        parse_address(_text(address, f"Bcc[{place}]"), f"Bcc[{place}]")
-        for place, address in enumerate(_list(given, "Bcc"))
+        parse_address(address, f"Bcc[{place}]") for place, address in enumerate(given.texts("Bcc"))
     ]
     if not to:
         raise MalformedMessage("To", "names nobody")
     everybody = [*to, *cc, *bcc]
     if len(everybody) > MOST_RECIPIENTS:
         raise MalformedMessage("To", f"has over {MOST_RECIPIENTS} recipients with Cc and Bcc")
-    text, html = (_text(given.get(name.lower()), name, MAX_TEXT) for name in ("Text", "HTML"))
+    text, html = (given.text(name, MAX_TEXT) for name in ("Text", "HTML"))
     ours = {
         "Cc": ", ".join(map(_shown, cc)),
         "Reply-To": ", ".join(map(_shown, reply_to)),
-        "X-Tags": ", ".join(
-            tag for each in _list(given, "Tags") if (tag := tag_of(_text(each, "Tags")))
-        ),
+        "X-Tags": ", ".join(tag for each in given.texts("Tags") if (tag := tag_of(each))),
     }
     message = Message(
         sender=sender,
         recipients=to,
-        subject=_text(given.get("subject"), "Subject"),
+        subject=given.text("Subject"),
         text=text if text or not html else None,
         html=html or None,
-        headers=_headers(given.get("headers"), {k: v for k, v in ours.items() if v}),
+        headers=_headers(given.object("Headers"), {k: v for k, v in ours.items() if v}),
         attachments=_files(given),
     )
     raw = compose(message, id=str(new_id()), date=utc_now()).data
@@ -143,83 +139,47 @@ def _mail(body: bytes) -> _Mail:
     return _Mail(sender.address, recipients, raw)
 
 
-def _headers(given: Any, ours: Mapping[str, str]) -> dict[str, str]:
+def _headers(given: Members | None, ours: Mapping[str, str]) -> dict[str, str]:
     """The headers that a mail is given, with those that other members make."""
-    if given is None:
-        return dict(ours)
-    if not isinstance(given, dict):
-        raise MalformedMessage("Headers", "must be an object of texts")
-    theirs = {name: _text(value, "Headers") for name, value in given.items()}
+    theirs = {} if given is None else given.headers()
     made = {name.lower() for name in ours}
     if twice := [name for name in theirs if name.lower() in made]:
         raise MalformedMessage("Headers", f"has {twice[0]!a}, which another member makes")
     return {**theirs, **ours}
 
 
-def _files(given: Mapping[str, Any]) -> list[Attachment]:
-    listed = _list(given, "Attachments")
+def _files(given: Members) -> list[Attachment]:
+    listed = given.objects("Attachments")
     if len(listed) > _FILES:
         raise MalformedMessage("Attachments", f"are over {_FILES}")
     files: list[Attachment] = []
-    for place, each in enumerate(listed):
-        where = f"Attachments[{place}]"
-        members = _members(each, where)
-        if members.get("contentid"):
-            raise MalformedMessage(f"{where}.ContentID", "is not taken: no part is shown inline")
-        name = _text(members.get("filename"), f"{where}.Filename")
-        kind = _text(members.get("contenttype"), f"{where}.ContentType")
-        content = _text(members.get("content"), f"{where}.Content", SEND_BODY)
+    for one in listed:
+        if one.value("ContentID"):
+            raise Unreadable(one.at("ContentID"), "is not taken: no part is shown inline")
+        name, content = one.text("Filename"), one.text("Content", SEND_BODY)
         try:
             decoded = b64decode("".join(content.split()), validate=True)
         except (binascii.Error, ValueError):
-            raise MalformedMessage(f"{where}.Content", "is not base64") from None
-        kind = kind or guess_type(name)[0] or "application/octet-stream"
+            raise Unreadable(one.at("Content"), "is not base64") from None
+        kind = one.text("ContentType") or guess_type(name)[0] or "application/octet-stream"
         files.append(Attachment(name, kind, decoded))
     if sum(len(one.content) for one in files) > MAX_FILES_BYTES:
         raise MalformedMessage("Attachments", f"have over {MAX_FILES_BYTES:,} bytes together")
     return files
 
 
-def _people(given: Mapping[str, Any], name: str) -> list[Address]:
-    listed = _list(given, name)
+def _people(given: Members, name: str) -> list[Address]:
+    listed = given.objects(name)
     if len(listed) > MOST_RECIPIENTS:
         raise MalformedMessage(name, f"names over {MOST_RECIPIENTS}")
-    return [_person(one, f"{name}[{place}]") for place, one in enumerate(listed)]
+    return [_person(one) for one in listed]
 
 
-def _person(given: Any, where: str) -> Address:
-    members = _members(given, where)
-    address = _text(members.get("email"), f"{where}.Email")
-    return checked_address(Address(address, _text(members.get("name"), f"{where}.Name")), where)
+def _person(given: Members) -> Address:
+    return checked_address(Address(given.text("Email"), given.text("Name")), given.where)
 
 
 def _shown(address: Address) -> str:
     """One address as a header has it that is composed from text."""
     name = address.name.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{name}" <{address.address}>' if name else address.address
-
-
-def _members(given: Any, where: str) -> dict[str, Any]:
-    """The members of an object by their names in small letters: Mailpit takes any."""
-    if not isinstance(given, dict):
-        raise MalformedMessage(where, "must be an object")
-    return {name.lower(): value for name, value in given.items()}
-
-
-def _list(given: Mapping[str, Any], name: str) -> list[Any]:
-    listed = given.get(name.lower())
-    if listed is None:
-        return []
-    if not isinstance(listed, list):
-        raise MalformedMessage(name, "must be a list")
-    return listed
-
-
-def _text(given: Any, where: str, most: int = 10_000) -> str:
-    if given is None:
-        return ""
-    if not isinstance(given, str):
-        raise MalformedMessage(where, "must be a text")
-    if len(given) > most:
-        raise MalformedMessage(where, f"has over {most:,} characters")
-    return given

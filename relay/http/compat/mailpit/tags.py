@@ -7,8 +7,8 @@ import re
 from quart import Response
 
 from relay.db.text import storable
-from relay.http.compat.answers import bad, text
-from relay.http.compat.bodies import members_of, texts_of
+from relay.http.compat.answers import text
+from relay.http.compat.bodies import Unreadable, members_of
 from relay.http.compat.callers_mail import CallersMail
 from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit.shared import API, OK
@@ -32,8 +32,8 @@ def register(callers: CallersMail) -> None:
     @api.add("PUT", f"{API}/tags", tagging)
     async def tag(call: Call) -> Response:
         members = await members_of(tagging)
-        ids, reach = texts_of(members, "IDs"), reach_of(call)
-        change = Change(tags=[tag_of(each) for each in texts_of(members, "Tags") if tag_of(each)])
+        ids, reach = members.texts("IDs"), reach_of(call)
+        change = Change(tags=[tag for each in members.texts("Tags") if (tag := tag_of(each))])
         await callers.change(call, lambda: mails.change(reach, ids, change))
         return text(OK)
 
@@ -41,10 +41,10 @@ def register(callers: CallersMail) -> None:
 
     @api.add("PUT", f"{API}/tags/<name>", renaming)
     async def rename(call: Call, name: str) -> Response:
-        wanted = (await members_of(renaming)).get("name")
-        if not isinstance(wanted, str) or not tag_of(wanted):
-            raise bad("Name: a text is wanted.")
-        return await retagged(call, name, Change(remove=[storable(name)], add=[tag_of(wanted)]))
+        wanted = tag_of((await members_of(renaming)).text("Name"))
+        if not wanted:
+            raise Unreadable("Name", "must be a tag")
+        return await retagged(call, name, Change(remove=[storable(name)], add=[wanted]))
 
     @api.add("DELETE", f"{API}/tags/<name>", compat("mailpitDeleteTag", "read"))
     async def remove(call: Call, name: str) -> Response:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from email.message import EmailMessage
 from typing import Any
 
+import httpx
 import pytest
 import trio
 
 from relay.db.pool import Pool
 from relay.metrics import registry
+from relay.smtp.chaos import Rate
 from tests.eventually import eventually
 from tests.http.compat.test_compat import MAILPIT, letter, listed, nested
 from tests.http.conftest import SMALL, House, open_house, unread
@@ -42,7 +44,9 @@ async def test_what_cannot_be_read_changes_nothing(house: House):
         ("PUT", "messages", b'{"Read": "yes"}'),
         ("PUT", "messages", b'{"IDs": ["x"], "Search": "x"}'),
         ("PUT", "tags", b'{"IDs": [1]}'),
+        ("PUT", "tags", b'{"IDs": [null]}'),
         ("PUT", "tags/x", b"{}"),
+        ("PUT", "tags/x", b'{"Name": 7}'),
     ):
         answer = await house.client.request(
             method, f"{MAILPIT}/{path}", content=content, headers=house.admin
@@ -56,6 +60,30 @@ async def test_what_cannot_be_read_changes_nothing(house: House):
     assert answer.text == "ok"
     (entry,) = (await listed(house, house.admin))["messages"]
     assert (entry["ID"], entry["Read"], entry["Tags"]) == (mail, False, [])
+
+
+async def test_chaos_is_set_by_names_in_any_letters(house: House):
+    """Of the triggers and of what is in them; what is out of range changes nothing."""
+
+    async def put(**triggers: object) -> httpx.Response:
+        return await house.client.put(f"{MAILPIT}/chaos", json=triggers, headers=house.admin)
+
+    for names in (("Sender", "ErrorCode", "Probability"), ("sender", "errorcode", "probability")):
+        trigger, code, probability = names
+        assert (await put()).json()["Sender"]["Probability"] == 0
+        assert (await put(**{trigger: {code: 450, probability: 100}})).status_code == 200
+        assert house.chaos.rates == {"mail": Rate(450, 1.0)}
+    faults: list[tuple[dict[str, object], str]] = [
+        ({"Sender": 7}, "Sender: it must be an object."),
+        ({"Sender": {"errorcode": 250}}, "Sender.ErrorCode: it must be from 400 to 599."),
+        ({"Sender": {"ErrorCode": "451"}}, "Sender.ErrorCode: it must be a whole number."),
+        ({"Sender": {"probability": 101}}, "Sender.Probability: it must be from 0 to 100."),
+        ({"Sender": {"Probability": True}}, "Sender.Probability: it must be a whole number."),
+    ]
+    for triggers, said in faults:
+        answer = await put(**triggers)
+        assert (answer.status_code, answer.text) == (400, said)
+    assert house.chaos.rates == {"mail": Rate(450, 1.0)}
 
 
 async def test_bcc_is_found_as_it_is_shown(house: House):
