@@ -11,6 +11,7 @@ import json
 import ssl
 import time
 from typing import Any, TypeVar, cast
+from urllib.parse import urlencode
 
 import anyio
 import httpx
@@ -64,6 +65,7 @@ class _Lean:
         http = cast("httpx.Client | httpx.AsyncClient", self)
         for name in _NEEDLESS:
             del http.headers[name]
+        self.address = str(http.base_url).rstrip("/")
 
     @property
     def cookies(self) -> httpx.Cookies:
@@ -108,10 +110,12 @@ def client(kind: type[Made], where: Connection, **more: Any) -> Made:
 
 def _request(http: httpx.Client | httpx.AsyncClient, request: ApiRequest) -> httpx.Request:
     longest = _REPLY if request.time_limit is None else min(_REPLY, request.time_limit)
+    query = urlencode(request.params)
+    # Made whole: httpx reads what it puts together itself three times over.
+    url = f"{cast('_Lean', http).address}{request.path}{query and f'?{query}'}"
     return http.build_request(
         request.method,
-        request.path,
-        params=dict(request.params) or None,
+        url,
         content=None if request.body is None else _json(request.body),
         headers={**request.headers, **({} if request.body is None else _JSON)},
         timeout=httpx.Timeout(
