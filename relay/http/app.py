@@ -48,6 +48,7 @@ from relay.http.paths import Part, Rule, path_of
 from relay.http.problems.details import (
     Problem,
     from_status,
+    mailbox_not_found,
     no_space,
     over_quota,
     reserved_name,
@@ -208,16 +209,23 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, rout
             raise no_space()
         still = Admission(asked.authorise, admitted, deps.limits.keep_alive_every, deps.hub)
 
-        async def call() -> Call:
+        async def handle(admitted: Admitted) -> Any:
             query, body = await read_values(operation, connection.args)
             caller, mailbox, session = admitted
-            return Call(caller, mailbox, query, body, session, still, began_at)
+            call = Call(caller, mailbox, query, body, session, still, began_at)
+            return await route.handler(call, **path)
 
         if operation.websocket:
-            return await route.handler(await call(), **path)
+            return await handle(admitted)
         owner = owner_of(admitted.caller, connection, deps.trusted_proxies)
         async with uploads.admitted(operation, owner):
-            return await route.handler(await call(), **path)
+            try:
+                return await handle(admitted)
+            except Problem as problem:
+                if not asked.believed or problem.case != mailbox_not_found().case:
+                    raise
+            # It is over, and there may be another at its address.
+            return await handle(await asked.authorise())
 
     endpoint = _endpoint(route)
     if operation.websocket:

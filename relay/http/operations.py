@@ -155,6 +155,7 @@ class Operation:
     ticket: float = 0.0  # s that a ticket of the page opens it, in the URL; 0: none does
     limited: bool = True  # whether callers without a key are charged by their address
     purges: bool = False  # with MAILBOX and ?purge=true: also one that was deleted before
+    sees_end: bool = False  # with MAILBOX: it looks itself whether the mailbox lives, and says 404
     stores: bool = False  # it adds data: refused while the disk is nearly full
     compat: bool = False  # as another program answers: Basic counts, refusals are text, undescribed
     details: str = ""

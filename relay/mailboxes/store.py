@@ -48,6 +48,7 @@ from relay.db.pool import Pool
 from relay.errors import Invalid, OverQuota, PermanentFailure
 from relay.ids import parse_uuid
 from relay.mailboxes.cursors import decode_cursor, encode_cursor
+from relay.mailboxes.known import KnownMailboxes
 from relay.mailboxes.matching import IN_UNICODE
 from relay.mailboxes.names import ANONYMOUS, Names, random_local_part
 from relay.mailboxes.records import (
@@ -135,6 +136,7 @@ class Store:
         self._pool = pool
         self.domains = tuple(_canonical_domain(domain) for domain in domains)
         self.names = Names(self.domains, senders)
+        self._known = KnownMailboxes()
 
     async def register_domains(self) -> None:
         """Tell SQL (`relay.create_mailbox`) which domains this relay receives for.
@@ -240,7 +242,9 @@ class Store:
                 ),
             )
             if row is not None:
-                return Created(replace(Mailbox(*row), usage=Usage(0, 0, 0, *limits)), token)
+                mailbox = Mailbox(*row)
+                self._known.note(address, _opens(owner_id, token), mailbox)
+                return Created(replace(mailbox, usage=Usage(0, 0, 0, *limits)), token)
         if chosen:
             # Whoever hears this may have made it themselves, and not been told so.
             await self._pool.fetch_durable(
@@ -263,7 +267,21 @@ class Store:
         rows = await self._pool.rows(
             _FIND_DELETED if deleted else _FIND, (*credential.parameters(), spelled.encode())
         )
-        return Mailbox(*rows[0]) if rows else None
+        mailbox = Mailbox(*rows[0]) if rows else None
+        if not deleted:
+            self._known.note(spelled, credential, mailbox)
+        return mailbox
+
+    def known(self, address: str, credential: Credential) -> Mailbox | None:
+        """What `credential` made or found at `address` last, by this relay, if it did.
+
+        It may be over by now.  For what looks by the mailbox's id whether it lives, and asks `find`
+        where it does not.
+        """
+        try:
+            return self._known.get(canonical(address), credential)
+        except ValueError:
+            return None
 
     async def find_by_session(self, token_hash: bytes) -> Mailbox | None:
         """The live mailbox that the session token of this hash opens, or None; without usage."""
@@ -461,6 +479,15 @@ class Store:
             (mailbox_id,),
         )
         return changed > 0
+
+
+def _opens(owner_id: UUID | None, token: str | None) -> Credential:
+    """The credential that opens a new mailbox."""
+    if token is not None:
+        return Credential(hash_token(token))
+    if owner_id == ADMINISTRATOR_ID:
+        return Credential(administrator=True)
+    return Credential(owner_id=owner_id)
 
 
 def _canonical_domain(domain: str) -> str:

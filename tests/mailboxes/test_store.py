@@ -10,6 +10,7 @@ from relay.crypto import hash_token
 from relay.db.channels import of_owner
 from relay.db.pool import Pool
 from relay.errors import Invalid
+from relay.mailboxes.known import KnownMailboxes
 from relay.mailboxes.records import Created
 from relay.mailboxes.store import _COUNT_LIVE, AddressTaken, Store
 from relay.mailboxes.visibility import Credential
@@ -132,6 +133,37 @@ async def test_strangers_and_the_dead_see_nothing_alike(pool, store):
     assert await store.delete(deleted.mailbox.id)
     assert not await store.delete(deleted.mailbox.id)
     assert await store.find(deleted.mailbox.address, _session(deleted)) is None
+
+
+async def test_knows_what_a_credential_has_made_or_found(store):
+    """By what opened it, and by nothing else; what it no longer opens is not known to it either."""
+    key = uuid4()
+    for made, mine in (
+        (anonymous := await store.create(), _session(anonymous)),
+        (await store.create(owner_id=key), Credential(owner_id=key)),
+        (await store.create(owner_id=ADMINISTRATOR_ID, plan="enterprise"), ADMIN),
+    ):
+        address = made.mailbox.address
+        for stranger in (Credential(), Credential(hash_token("x")), Credential(owner_id=uuid4())):
+            assert await store.find(address, stranger) is None
+            assert store.known(address, stranger) is None
+        known = store.known(address.upper(), mine)
+        assert known is not None
+        assert known.id == made.mailbox.id
+        assert await store.delete(made.mailbox.id)
+        assert await store.find(address, mine) is None
+        assert store.known(address, mine) is None
+    assert store.known("\ud800@x", ADMIN) is None
+
+
+async def test_knows_so_many_mailboxes(store):
+    """Above that, the one that was found longest ago is forgotten."""
+    known = KnownMailboxes(most=2)
+    mailbox = (await store.create()).mailbox
+    for address in "aba":
+        known.note(address, ADMIN, mailbox)
+    known.note("c", ADMIN, mailbox)
+    assert [known.get(address, ADMIN) is not None for address in "abc"] == [True, False, True]
 
 
 async def test_lists_an_owners_mailboxes(store):

@@ -89,6 +89,9 @@ class Authorisation:
         self._connection = connection
         self._address = address or ""
         self._came_at = time()  # a ticket that was in time stays so for a long answer
+        self._believes = operation.sees_end
+        self.believed = False
+        """Whether the mailbox is as this relay knew it, and may be over."""
 
     def payer(self) -> Caller | None:
         """Return the caller whom to charge for the call; None: charge the client's address.
@@ -117,7 +120,11 @@ class Authorisation:
         return None if key is None else Caller(key)
 
     async def authorise(self) -> Admitted:
-        """Return who calls and the mailbox named, or raise the `Problem` that refuses the call."""
+        """Return who calls and the mailbox named, or raise the `Problem` that refuses the call.
+
+        A mailbox that this relay knows is looked up from the second time on, where the operation
+        sees its end.
+        """
         operation = self._operation
         if operation.access is Access.OPEN:
             return Admitted()
@@ -208,8 +215,14 @@ class Authorisation:
         return Admitted(caller, None, session)
 
     async def _find(self, credential: Credential) -> Mailbox | None:
+        store = self._deps.store
+        believes, self._believes = self._believes, False
+        known = store.known(self._address, credential) if believes else None
+        self.believed = known is not None
+        if known is not None:
+            return known
         deleted = self._operation.purges and _says_yes(self._connection.args.get("purge", ""))
-        return await self._deps.store.find(self._address, credential, deleted=deleted)
+        return await store.find(self._address, credential, deleted=deleted)
 
     async def _of_page(self) -> tuple[tuple[Caller, PageSession] | None, PageSession | None]:
         """Return the operator with their page session, and the mailbox's page session."""

@@ -143,6 +143,7 @@ def register(api: Api) -> None:
             ),
             scope="read",
             query=WaitQuery,
+            sees_end=True,
             stream=True,
             details="Answers at once when a match is there already, with 404 at the moment the "
             "mailbox ends, and soon after the key was revoked. Sub-strings match in any case.",

@@ -14,11 +14,13 @@ import trio
 import websocket
 
 from relay.access.keys import ApiKey, Keys
+from relay.access.owners import ADMINISTRATOR_ID
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from relay.http.problems.details import unavailable
 from relay.http.responses.downloads import Downloads
+from relay.mailboxes.store import Store
 from supervisor import Stuck
 from tests.actors.running import at_rest
 from tests.db.cluster import Cluster
@@ -68,6 +70,41 @@ async def test_wait_answers_at_once_when_a_match_is_there(house: House):
     assert message["id"] == str(first)
     assert message["is_read"] is False
     assert message["body_text"].strip() == "text"
+
+
+async def test_a_wait_looks_up_no_mailbox_that_its_caller_made(house: House):
+    """The one that a credential has made or found here is known; to others it is looked up."""
+    address, token = await house.mailbox()
+    await house.deliver(address)
+    await house.pool.execute("UPDATE relay.mailboxes SET address = 'moved@relay.localhost'")
+    waits = f"{BASE}/{address}/messages/wait?timeout=0"
+    for _ in range(2):
+        assert (await house.client.get(waits, headers=token)).status_code == 200
+    for stranger in (house.admin, await house.key(), {"X-Session-Token": "rs_x"}, {}):
+        assert (await house.client.get(waits, headers=stranger)).status_code == 404
+    listed = await house.client.get(f"{BASE}/{address}/messages", headers=token)
+    assert listed.status_code == 404
+    assert (await house.client.get(waits, headers=token)).status_code == 404
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_wait_finds_the_mailbox_that_another_relay_made_at_the_address(
+    house: House, named: bool
+):
+    """What was known there is over: the wait is on the one that lives, or there is none."""
+    body = {"local_part": "ada"}
+    made = await house.client.post("/api/v1/mailboxes", json=body, headers=house.admin)
+    address = made.json()["address"]
+    waits = f"{BASE}/{address}/messages/wait?timeout=0"
+    assert (await house.client.get(waits, headers=house.admin)).status_code == 204
+    await house.pool.execute("DELETE FROM relay.mailboxes")
+    if named:
+        other = Store(house.pool, ["relay.localhost"])
+        await other.create(local_part="ada", owner_id=ADMINISTRATOR_ID, plan="enterprise")
+        wanted = await house.deliver(address)
+    answer = await house.client.get(waits, headers=house.admin)
+    assert answer.status_code == (200 if named else 404)
+    assert not named or answer.json()["id"] == str(wanted)
 
 
 async def test_wait_wakes_at_the_commit_of_a_match(house: House):
