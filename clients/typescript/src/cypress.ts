@@ -42,7 +42,6 @@ import {
   administrators,
   areParsed,
   waitQuery,
-  concerning,
   fits,
   inVain,
   inWords,
@@ -255,10 +254,17 @@ function waitForMail({
   const deadline = Date.now() + timeout;
   let later: WaitOptions = wanted; // than what came and does not fit
   const pauseAfter = pauses();
-  /** What there is of this inbox; of a relay that does not know, nothing. */
-  const also = <T>(path: string, shape: Shape): Chain<T[]> =>
+  /** What there is of this inbox; where the relay does not say it, nothing. */
+  const also = <T>(path: string, shape: Shape, qs?: { login: string }): Chain<T[]> =>
     call<T[]>(
-      { method: "GET", path: `${pathOf(at.address)}${path}`, inbox: at, shape, deadline },
+      {
+        method: "GET",
+        path: `${pathOf(at.address)}${path}`,
+        inbox: at,
+        ...(qs && { qs }),
+        shape,
+        deadline,
+      },
       [],
     );
   /** Whether the relay captures, and an address of no domain of its own; whether a key asks. */
@@ -305,11 +311,11 @@ function waitForMail({
         throw unmade(inWords(wanted), timeout);
       }
       if (looks > 0 && !areParsed(others)) return cy.wait(LOOK, QUIET).then(() => late(looks - 1));
-      return also<RejectedJson>("/refused", REJECTED).then((rejected) =>
+      // What is nearly the address, and not what tests beside this one mistyped.
+      return also<RejectedJson>("/refused", REJECTED, { login: "" }).then((rejected) =>
         also<CapturedJson>("/captured", CAPTURED).then((captured) => {
-          const near = concerning(rejected, at.address);
           const vain = (to: string): never => {
-            throw inVain(inWords(wanted), timeout, others, [], near, captured, to);
+            throw inVain(inWords(wanted), timeout, others, [], rejected, captured, to);
           };
           return others.length > 0 ? vain("") : untold().then(vain);
         }),

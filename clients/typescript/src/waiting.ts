@@ -29,8 +29,6 @@ export const FIRST_LOOK = 20;
 /** @internal */
 export const LAST_LOOK = 500;
 
-const SLIP = 3; // characters of an address that may differ
-
 /** What an error says to who may not know of captured mail, where nothing else came. */
 const UNTOLD =
   "If the application mailed another address, that is not shown #. Look for it on " +
@@ -213,40 +211,6 @@ export function administrators({ status, problem, detail, title }: Refused): Ref
  */
 export function areParsed(entries: readonly Partial<EntryJson>[]): boolean {
   return entries.every((entry) => entry.has_attachments !== null);
-}
-
-/**
- * Those of rejected recipients that the sender to an inbox named, if it is known as whom that signs
- * in, and those that are nearly its address; others are of tests beside this one.
- * @internal
- */
-export function concerning<T extends { address: string; login?: string | null }>(
-  rejected: readonly T[],
-  inbox: string,
-  login?: string,
-): T[] {
-  return rejected.filter(
-    (one) => (login !== undefined && one.login === login) || isNear(one.address, inbox),
-  );
-}
-
-/** Whether an address is another, or is but for a slip: a few characters in one place. @internal */
-export function isNear(written: string, meant: string): boolean {
-  const [one, domain] = parted(written);
-  const [other, own] = parted(meant);
-  const longer = Math.max(one.length, other.length);
-  const shorter = Math.min(one.length, other.length);
-  let before = 0;
-  while (before < shorter && one[before] === other[before]) before++;
-  let after = 0;
-  while (after < shorter && one.at(-1 - after) === other.at(-1 - after)) after++;
-  const alike = Math.min(before + after, shorter);
-  return domain === own && longer - alike <= SLIP && 2 * alike >= longer;
-}
-
-function parted(address: string): [local: string[], domain: string] {
-  const at = address.lastIndexOf("@");
-  return [[...address.slice(0, at).toLowerCase()], address.slice(at + 1).toLowerCase()];
 }
 
 function idOf(message: MessageData | string): string {

@@ -34,13 +34,25 @@ export async function mistype(address) {
 }
 
 /**
+ * Name a recipient that nobody has, as somebody who has signed in.
+ *
+ * @param {string} user
+ * @param {string} to
+ */
+export async function refuseAs(user, to) {
+  await say("EHLO x", signIn(user), "MAIL FROM:<>", `RCPT TO:<${to}>`, "QUIT");
+}
+
+/**
  * Send as somebody who has signed in.
  *
  * @param {string} user
  * @param {string} to
  */
 export async function sendAs(user, to) {
-  const login = Buffer.from(`\0${user}\0secret`).toString("base64");
   const mail = ["MAIL FROM:<a@shop.example>", `RCPT TO:<${to}>`, "DATA", "Subject: Reset\r\n\r\nx\r\n."];
-  await say("EHLO x", `AUTH PLAIN ${login}`, ...mail, "QUIT");
+  await say("EHLO x", signIn(user), ...mail, "QUIT");
 }
+
+/** @param {string} user */
+const signIn = (user) => `AUTH PLAIN ${Buffer.from(`\0${user}\0secret`).toString("base64")}`;

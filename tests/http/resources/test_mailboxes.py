@@ -361,6 +361,9 @@ async def test_refused_recipients_are_narrowed_by_who_signed_in(house: House) ->
         (key, "", [address]),
     ):
         assert await refused_of(house, address, headers, login=login) == told
+    for number in range(100):  # as many as a list has
+        house.refused.note(f"others{number}@relay.localhost", "unknown", "550", "theirs")
+    assert await refused_of(house, address, house.admin, login="") == near
 
 
 async def captured(house: House, address: str, login: str | None = None) -> None:

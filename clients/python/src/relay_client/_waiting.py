@@ -52,7 +52,6 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.05, 1.0  # s between two parts that end at once
 _LOOKS_THROUGH = 1.0  # s for which what has come is still held against a pattern, after the time
 _LOOK_CAPTURED = 0.25  # s between two looks for a mailbox that its first mail makes
 _LISTS_WITHIN = 2.0  # s until they are there, or left out
-_SLIP = 3  # characters of an address that may differ
 FIRST_LOOK, LAST_LOOK = 0.02, 0.5  # s between two looks at what will change soon
 
 
@@ -233,26 +232,23 @@ def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]
 def _rejected(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
     """Ask whom SMTP rejected of this inbox's sender, or nearly under its address.
 
-    Others, such as of tests beside this one, are left out; a relay that does not know says nobody.
+    Others, such as of tests beside this one, the relay leaves out; where it does not answer nobody
+    is named.
     """
+    params = {"login": handle.login or ""}  # of none: what is nearly the address alone
     try:
         found: list[JSON] = yield from call_json(
-            handle.get("/refused"), _answers.REJECTED, deadline
+            handle.get("/refused", params), _answers.REJECTED, deadline
         )
     except RelayError:
         return []
-    return [
-        f"{one['address']} ({one['reply']})"
-        for one in found
-        if (handle.login is not None and one.get("login") == handle.login)
-        or is_near(one["address"], handle.address)
-    ]
+    return [f"{one['address']} ({one['reply']})" for one in found]
 
 
 def _captured(handle: InboxHandle, deadline: float) -> Flow[list[str]]:
     """Ask for whom mail was captured that may have been meant for this inbox.
 
-    The relay tells its administrator; one that does not know says nobody, too.
+    The relay tells its administrator.
     """
     params = {} if handle.login is None else {"login": handle.login}
     try:
@@ -279,21 +275,6 @@ def _is_untold(handle: InboxHandle, deadline: float) -> Flow[bool]:
         return bool((yield from info(deadline))["capture"])
     except RelayError:
         return False
-
-
-def is_near(written: str, meant: str) -> bool:
-    """Whether an address is another, or is but for a slip: a few characters in one place."""
-    one, _, domain = written.lower().rpartition("@")
-    other, _, own = meant.lower().rpartition("@")
-    longer, shorter = max(len(one), len(other)), min(len(one), len(other))
-    alike = min(_beginning(one, other) + _beginning(one[::-1], other[::-1]), shorter)
-    return domain == own and longer - alike <= _SLIP and 2 * alike >= longer
-
-
-def _beginning(one: str, other: str) -> int:
-    """How many characters two texts begin with that are the same."""
-    differ = (at for at, pair in enumerate(zip(one, other)) if pair[0] != pair[1])
-    return next(differ, min(len(one), len(other)))
 
 
 def _instead(count: int, found: int) -> str:
