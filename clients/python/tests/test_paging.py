@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 from collections.abc import Iterator
 from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 
 import anyio
 import pytest
-from serving import ENTRY, MESSAGE, reply, serving
+from serving import MESSAGE, reply, serving
 
 from relay_client import AsyncRelay, Refused, Relay
 
@@ -25,45 +24,32 @@ class _Server:
     """
 
     url = ""
-    knows_whole = True
-    """Whether it gives whole messages; an older one refuses to, or has never heard that names of a
-    query can be wrong."""
-    refuses = False
     most = 200
-    """Messages of a page of whole ones, however many are asked for."""
+    """Messages of a page, however many are asked for."""
     empty: tuple[int, ...] = ()
     """The pages that have nothing, by the number of the call: a search looked for long enough."""
     ends = True
     """Whether the last message has no next page behind it."""
-    pages = rows = singles = 0
+    pages = rows = 0
 
     def serve(self, peer: socket.socket, request: bytes) -> None:
         peer.sendall(self._answer(urlsplit(request.split()[1].decode())))
 
     def _answer(self, url: SplitResult) -> bytes:
-        one = re.fullmatch(re.escape(_PATH) + r"/(\d+)", url.path)
-        if one:
-            self.singles += 1
-            return reply(json.dumps({**MESSAGE, "id": one[1]}))
         if url.path != _PATH:
             return reply("", 404)
         query = parse_qs(url.query)
-        whole = query.get("whole") == ["true"]
-        if whole and self.refuses:
-            problem = {"type": "/problems/unknown-parameter", "detail": "no whole"}
-            return reply(json.dumps(problem), 422)
+        assert query["whole"] == ["true"]
         self.pages += 1
-        whole = whole and self.knows_whole
         start, limit = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
-        end = start + min(limit, self.most if whole else limit)
+        end = start + min(limit, self.most)
         if self.pages in self.empty:
             end = start
         values = {name: one for name, (one,) in query.items()}
         values |= {"cursor": str(end), "n": str(self.pages)}  # each is another
-        shown = MESSAGE if whole else ENTRY
         ids = _IDS[start:end]
         self.rows += len(ids)
-        rows = json.dumps([{**shown, "id": one} for one in ids])
+        rows = json.dumps([{**MESSAGE, "id": one} for one in ids])
         if end >= len(_IDS) and self.ends:
             return reply(rows)
         link = f'</api/v1/mailboxes/a@b/messages?{urlencode(values)}>; rel="next"'
@@ -93,7 +79,6 @@ def test_more_than_a_page_is_listed_whole(server: _Server, slash: str) -> None:
         server.most = 60  # they are large
         assert [one.id for one in inbox.messages(100)] == _IDS[:100]
         assert (server.pages, server.rows) == (8, 1000)
-        assert server.singles == 0
 
 
 def test_an_empty_page_is_not_the_end(server: _Server) -> None:
@@ -115,16 +100,6 @@ def test_a_list_without_an_end_is_given_up(server: _Server) -> None:
         with pytest.raises(Refused, match="no relay answered: 1000 pages of its list are empty"):
             inbox.messages(451)
     assert server.pages == 3 + 1000
-
-
-@pytest.mark.parametrize("refuses", [True, False])
-def test_an_older_relay_gives_them_one_by_one(server: _Server, refuses: bool) -> None:
-    """One that lists only what lists show, whether or not it says what it does not know."""
-    server.knows_whole, server.refuses = False, refuses
-    with Relay(server.url, None) as relay:
-        found = relay.mailbox("a@b").messages(250)
-    assert [one.id for one in found] == _IDS[:250]
-    assert (server.pages, server.rows, server.singles) == (2, 250, 250)
 
 
 def test_the_async_client_lists_it_too(server: _Server) -> None:

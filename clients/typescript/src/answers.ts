@@ -99,6 +99,8 @@ export const MESSAGE = record({
   ),
 });
 
+export const MESSAGES = every(MESSAGE);
+
 /** A message, or null where none came. */
 export const MESSAGE_OR_NONE: Shape = (value) => value === null || MESSAGE(value);
 

@@ -45,7 +45,7 @@ const JSON_BYTES = 2 << 20;
 export const MESSAGE_BYTES = 32 << 20;
 
 /**
- * What all pages of a list may have together, with the messages that are read one by one.
+ * What all pages of a list may have together.
  * @internal
  */
 export const LIST_BYTES = 128 << 20;

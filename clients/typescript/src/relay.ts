@@ -290,8 +290,8 @@ export class Inbox implements AsyncDisposable {
   }
 
   /**
-   * A page of them by a call; of an older relay, each by one of its own.  A page may be empty and
-   * have a next one: of a search that looked for long enough.
+   * A page of them by a call; one may be empty and have a next one: of a search that looked for
+   * long enough.
    */
   async #listed(
     q: string | undefined,
@@ -314,25 +314,19 @@ export class Inbox implements AsyncDisposable {
       size += answer.bytes.length;
       return answer;
     };
-    const query = { limit: Math.min(limit, PAGE), ...(q !== undefined && { q }) };
+    const query = { limit: Math.min(limit, PAGE), whole: "true", ...(q !== undefined && { q }) };
     let path: string | undefined;
     const seen = new Set<string>();
     let empty = 0;
     while (found.length < limit) {
       const answer: Answer =
         path === undefined
-          ? await this.#firstPage(query, call)
+          ? await call(this.#list(query))
           : await call({ ...this.#request("GET", ""), path: ofAtMost(path, limit - found.length) });
-      const page = decoded(answer, answers.LIST) as EntryJson[];
+      const page = decoded(answer, answers.MESSAGES) as WholeEntryJson[];
       path = following(answer);
       for (const entry of page.slice(0, limit - found.length)) {
-        let json = entry as WholeEntryJson | MessageJson;
-        if (!answers.MESSAGE(entry)) {
-          mayGoOn();
-          const one = await call(this.#request("GET", ofMessage(entry.id)));
-          json = decoded(one, answers.MESSAGE) as MessageJson;
-        }
-        found.push(new Message(this.#reader, json));
+        found.push(new Message(this.#reader, entry));
       }
       if (path === undefined || found.length >= limit) break;
       if (seen.has(path)) throw noRelay(answer, "its next page is one that came before");
@@ -344,19 +338,6 @@ export class Inbox implements AsyncDisposable {
       mayGoOn();
     }
     return found;
-  }
-
-  /** Asks for whole messages; a relay that does not know them, for what lists show. */
-  async #firstPage(
-    query: Query,
-    call: (request: RepeatableRequest) => Promise<Answer>,
-  ): Promise<Answer> {
-    try {
-      return await call(this.#list({ ...query, whole: "true" }));
-    } catch (error) {
-      if (!(error instanceof Refused && error.problem === "unknown-parameter")) throw error;
-    }
-    return call(this.#list(query));
   }
 
   #list(query: Query): RepeatableRequest {

@@ -12,7 +12,7 @@ const { quoted } = await inner("text");
 
 const ENTRY = { id: "1", from_address: null, subject: null, received_at: "2026-01-01T00:00:00Z" };
 
-for (const entries of [[], [ENTRY]]) {
+for (const entries of [[], [MESSAGE]]) {
   test(`a list of pages with ${entries.length} entries ends in its time, and a report`, async () => {
     let pages = 0;
     const late =
@@ -88,30 +88,22 @@ test("inboxes that do not end have one time in all, unless one is asked to say s
   assert.deepEqual(tries, [3, 3, 1, 3, 1]);
 });
 
-for (const entry of [ENTRY, MESSAGE]) {
-  const shown = entry === MESSAGE ? "whole" : "one by one";
-  test(`a list ends at its most, in bytes, of messages ${shown}`, async () => {
-    let [pages, large] = [0, 0];
-    const padding = " ".repeat(31 << 20);
-    const led = new Relay({
-      url: "http://relay.example",
-      fetch: async (input) => {
-        const isList = String(input).includes("/messages?");
-        const isLarge = entry === MESSAGE || !isList;
-        if (isLarge) large += 1;
-        const said = JSON.stringify(isList ? Array(6).fill(entry) : MESSAGE);
-        return new Response(isLarge ? padding + said : said, {
-          headers: isList ? { Link: `</x/messages?n=${(pages += 1)}>; rel="next"` } : {},
-        });
-      },
-    });
-    await assert.rejects(led.mailbox("a@b").messages(60), {
-      name: "RelayError",
-      message: "the list of a@b has more than 128 MiB: ask for fewer messages at once",
-    });
-    assert.equal(large, 5);
+test("a list ends at its most, in bytes", async () => {
+  let pages = 0;
+  const padding = " ".repeat(31 << 20);
+  const led = new Relay({
+    url: "http://relay.example",
+    fetch: async () =>
+      new Response(padding + JSON.stringify(Array(6).fill(MESSAGE)), {
+        headers: { Link: `</x/messages?n=${(pages += 1)}>; rel="next"` },
+      }),
   });
-}
+  await assert.rejects(led.mailbox("a@b").messages(60), {
+    name: "RelayError",
+    message: "the list of a@b has more than 128 MiB: ask for fewer messages at once",
+  });
+  assert.equal(pages, 5);
+});
 
 test("what came is listed however long its subjects are", async () => {
   const subject = "x".repeat(65_536);

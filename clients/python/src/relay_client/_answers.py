@@ -149,6 +149,9 @@ MESSAGE = _record(
 )
 
 
+MESSAGES = _every(MESSAGE)
+
+
 def MESSAGE_OR_NONE(value: Any) -> bool:  # noqa: N802 - a shape as the others are
     """Whether it is a message, or null where none came."""
     return value is None or MESSAGE(value)

@@ -31,7 +31,7 @@ than a list of two hundred subjects, which strangers choose: of 64 KiB each wher
 cut them."""
 
 LIST_BYTES = 128 << 20
-"""What all pages of a list may have together, with the messages that are read one by one."""
+"""What all pages of a list may have together."""
 
 RAW_BYTES = 256 << 20
 """Ten times the largest message that a relay takes unless its operator allows more."""

@@ -109,27 +109,27 @@ Flow = Generator[Union[ApiRequest, Pause], Any, T]
 def call(
     request: ApiRequest | Callable[[], ApiRequest],
     deadline: float | None = None,
-    overall_deadline: float | None = None,
+    *,
+    shared: bool = False,
 ) -> Flow[Answer]:
     """Make a call until it is answered; return the answer if it is a good one.
 
-    Deadlines are of `time.monotonic()`.  A call is repeated up to `deadline`, and no try outlasts
-    it but one that may keep its answer back; without one it is repeated for `RETRY_TIMEOUT`, and no
-    try outlasts `overall_deadline`, that of the calls of which it is one.  What differs from try to
-    try is made anew for each.
+    A call is repeated up to `deadline`, an instant of `time.monotonic()`, and no try outlasts it
+    but one that may keep its answer back.  Without one, or where it is `shared` by several calls of
+    which this is one, it is repeated for `RETRY_TIMEOUT`.  What differs from try to try is made
+    anew for each.
     """
     began = time.monotonic()
-    if deadline is None:
-        deadline = began + RETRY_TIMEOUT
-    else:
-        overall_deadline = deadline
+    last_start = began + RETRY_TIMEOUT
+    if deadline is not None:
+        last_start = min(last_start, deadline) if shared else deadline
     pause = _FIRST_PAUSE
     while True:
         failure: Refused | Unreachable
         delay = pause
         one = request if isinstance(request, ApiRequest) else request()
-        if overall_deadline is not None and one.long_poll is None:
-            left = max(_MIN_TRY, overall_deadline - time.monotonic())
+        if deadline is not None and one.long_poll is None:
+            left = max(_MIN_TRY, deadline - time.monotonic())
             one = replace(one, time_limit=min(ANSWER_TIMEOUT, left))
         try:
             answer: Answer = yield one
@@ -157,7 +157,7 @@ def call(
                 one.idempotent or answer.status == 429
             )
             delay = max(pause, failure.retry_after)
-        if not repeats or time.monotonic() + delay > min(deadline, overall_deadline or deadline):
+        if not repeats or time.monotonic() + delay > last_start:
             raise failure
         yield Pause(delay)
         pause = min(2 * pause, _LAST_PAUSE)
@@ -189,10 +189,9 @@ def call_json(
     request: ApiRequest | Callable[[], ApiRequest],
     shape: Shape,
     deadline: float | None = None,
-    overall_deadline: float | None = None,
 ) -> Flow[Any]:
     """Make a call, and return what its answer says."""
-    return decoded((yield from call(request, deadline, overall_deadline)), shape)
+    return decoded((yield from call(request, deadline)), shape)
 
 
 def decoded(answer: Answer, shape: Shape) -> Any:

@@ -8,11 +8,11 @@ import time
 from relay_client import _answers
 from relay_client._bounds import LIST_BYTES, MESSAGE_BYTES
 from relay_client._exchange import Answer, ApiRequest, Flow, call, decoded, no_relay
-from relay_client._mailboxes import PAGE, InboxHandle, Params, of_message
+from relay_client._mailboxes import PAGE, InboxHandle
 from relay_client._records import JSON
 from relay_client._text import quoted
 from relay_client._waiting import deadline_after
-from relay_client.errors import Refused, RelayError, Unreachable
+from relay_client.errors import RelayError, Unreachable
 
 __tracebackhide__ = True  # a test that fails shows the test
 
@@ -35,11 +35,10 @@ def messages(
 
     `Unreachable` where that takes longer than `timeout` in all, `RelayError` where there is more
     beyond `max_bytes`; what was read before that is in `found`, if that is given.  A page of them
-    by a call; of an older relay, each by one of its own.  A page may be empty and have a next one:
-    of a search that looked for long enough.
+    by a call; one may be empty and have a next one: of a search that looked for long enough.
     """
-    overall_deadline = deadline_after(timeout)
-    params: dict[str, str | float] = {"limit": min(limit, PAGE)}
+    deadline = deadline_after(timeout)
+    params: dict[str, str | float] = {"limit": min(limit, PAGE), "whole": "true"}
     if q is not None:
         params["q"] = q
     found = [] if found is None else found
@@ -51,27 +50,20 @@ def messages(
         if size > max_bytes:
             said = f"more than {max_bytes >> 20} MiB: ask for fewer messages at once"
             raise RelayError(f"the list of {handle.address} has {said}")
-        if time.monotonic() >= overall_deadline:
+        if time.monotonic() >= deadline:
             raise Unreachable(f"the list of {handle.address} has not ended after {timeout:g} s")
 
     while len(found) < limit:
         if following is None:
-            answer = yield from _first_page(handle, params, overall_deadline)
+            request = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
         else:
             path = _of_at_most(following, limit - len(found))
             request = ApiRequest("GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES)
-            answer = yield from call(request, overall_deadline=overall_deadline)
+        answer = yield from call(request, deadline, shared=True)
         size += len(answer.content)
-        page: list[JSON] = decoded(answer, _answers.LIST)
+        page: list[JSON] = decoded(answer, _answers.MESSAGES)
         following = _following(answer)
-        for entry in page[: limit - len(found)]:
-            if not _answers.MESSAGE(entry):
-                may_go_on()
-                request = handle.get(of_message(entry["id"]), max_bytes=MESSAGE_BYTES)
-                one = yield from call(request, overall_deadline=overall_deadline)
-                size += len(one.content)
-                entry = decoded(one, _answers.MESSAGE)
-            found.append(entry)
+        found += page[: limit - len(found)]
         if following is None or len(found) >= limit:
             break
         if following in seen:
@@ -82,18 +74,6 @@ def messages(
         seen.add(following)
         may_go_on()
     return found
-
-
-def _first_page(handle: InboxHandle, params: Params, overall_deadline: float) -> Flow[Answer]:
-    """Ask for whole messages; of a relay that does not know them, for what lists show."""
-    try:
-        whole = handle.get("/messages", {**params, "whole": "true"}, max_bytes=MESSAGE_BYTES)
-        return (yield from call(whole, overall_deadline=overall_deadline))
-    except Refused as refused:
-        if refused.problem != "unknown-parameter":
-            raise
-    listed = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
-    return (yield from call(listed, overall_deadline=overall_deadline))
 
 
 def _of_at_most(following: str, count: int) -> str:
