@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import traceback
 from collections.abc import Iterator
 from itertools import count
@@ -58,6 +60,27 @@ def test_the_asynchronous_client_sends_the_same(balancer: Balancer, backend: str
 
     anyio.run(read, backend=backend)
     look(heard)
+
+
+_EVIL = b"##[error]\x1b[2J\x1b]0;t\x07##vso[task.complete]"
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_what_is_logged_of_a_call_drives_nothing(
+    caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    """Not the phrase of the status line, nor a header: live logs go to a terminal as they come."""
+    said = reply("[]", headers={"X": "FIELD"}).replace(b" x\r", b" " + _EVIL + b"\r")
+    said = said.replace(b"FIELD", _EVIL)
+    with (
+        caplog.at_level(level),
+        serving(lambda peer, _: peer.sendall(said)) as (url, _),
+        Relay(url, "rk_x") as relay,
+    ):
+        assert relay.mailbox("a@shop.example").messages() == []
+    assert "\\u0023#[error]" in caplog.text
+    assert f"GET {url}/api/v1/mailboxes/a@shop.example/messages" in caplog.text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]|##(\[|vso\[)", caplog.text)
 
 
 _NO_PROXY = "a proxy of the environment has no URL that can be read"

@@ -1,6 +1,7 @@
 """Calls over HTTP, by httpx: the clients that make them, one try, and how a flow is carried out.
 
 Promises: a try ends in its time, and takes so many bytes and no more (`relay_client._bounds`).
+What httpx logs of a call is spelt, its status line's phrase for one: whoever answers has said that.
 Fails: what a flow is thrown is httpx's `TransportError`, or a `RelayError` where the call cannot be
 made at all.
 """
@@ -8,6 +9,7 @@ made at all.
 from __future__ import annotations
 
 import json
+import logging
 import ssl
 import time
 from typing import Any, TypeVar, cast
@@ -26,7 +28,7 @@ from relay_client._exchange import (
     Pause,
     address_of,
 )
-from relay_client._text import quoted
+from relay_client._text import MAX_NAME, in_a_line, quoted
 from relay_client.errors import RelayError
 
 T = TypeVar("T")
@@ -38,6 +40,25 @@ GRACE = 5.0
 
 _REPLY = 30.0  # s until an answer begins, or goes on
 _CONNECT = 5.0  # s until there is a connection
+
+
+class _Spelt(logging.Filter):
+    """Has a record drive nothing where it is shown: live on a terminal, or in the log of CI."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.args:
+            said = record.args if isinstance(record.args, tuple) else (record.args,)
+            record.args = tuple(
+                in_a_line(one, MAX_NAME) if isinstance(one, str) else one for one in said
+            )
+        else:
+            record.msg = in_a_line(str(record.msg))
+        return True
+
+
+# Of the whole process, since they know of no client.  The second logs a call's pieces, for DEBUG.
+for _name in ("httpx", "httpcore.http11"):
+    logging.getLogger(_name).addFilter(_Spelt())
 
 
 class _Jar(httpx.Cookies):
