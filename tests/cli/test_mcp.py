@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -26,12 +27,15 @@ from trio.testing import MockClock
 
 from relay.cli.agent.client import AgentClient
 from relay.cli.agent.forms import MailResult
-from relay.cli.agent.tools import TOOLS, link_matches
+from relay.cli.agent.links import link_matches
+from relay.cli.agent.tools import TOOLS
 from relay.cli.mcp import make_server, perform
 from relay.cli.visit import MAX_PAGE, HtmlDocument, NotOpened, visit
 from tests.cli.command import environment
 from tests.relay_process import RelayProcess
 
+CASES = json.loads((Path(__file__).parents[2] / "clients" / "cases.json").read_text())
+"""What both clients say in the same words."""
 NAMES = [
     "create_inbox",
     "wait_for_mail",
@@ -525,13 +529,27 @@ def test_a_signal_takes_the_key_away_too(relay: RelayProcess) -> None:
         ("verify", "https://verify.example/", False),
         ("/verify", "https://a.example/?x=verify", False),
         ("x", "https://[", False),
+        ("HTTPS://Shop.example/Verify", "https://shop.example/verify?token=1", True),
+        ("https://shop.example", "https://shop.example.evil.example/", False),
+        ("https://shop.example/", "https://a.example/?next=https://shop.example/", False),
+        ("x", "https://my_shop.example/x", True),
     ],
 )
 def test_a_link_is_chosen_by_its_host_or_by_its_path(
     wanted: str | None, link: str, fits: bool
 ) -> None:
-    """A name with a dot is a host or its parent domain; anything else is of path and query."""
+    """A name with a dot is a host or its parent domain, one with a scheme a beginning; anything
+    else is of path and query."""
     assert link_matches(wanted, link) == fits
+
+
+@pytest.mark.parametrize("case", CASES["links"], ids=lambda case: case["subject"])
+def test_a_link_is_chosen_as_the_clients_choose_it(case: dict[str, Any]) -> None:
+    """Who moves a test to an agent, or back, means the same link."""
+    for wanted in [*case["finds"], *case["misses"]]:
+        first = next((link for link in case["links"] if link_matches(wanted, link)), None)
+        found = case.get("found", next(iter(case["links"]), None))
+        assert first == (None if wanted in case["misses"] else found), wanted
 
 
 async def test_the_relay_may_come_and_go(tmp_path: Any) -> None:

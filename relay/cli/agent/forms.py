@@ -266,8 +266,8 @@ class ExtractLink(Arguments):
     contains: Annotated[
         str | None,
         Field(
-            description="only a link to this host or its subdomains (shop.example), or with this "
-            "in its path or query (/verify)"
+            description="only a link to this host or its subdomains (shop.example), that begins so "
+            "(https://shop.example/verify), or with this in its path or query (/verify)"
         ),
     ] = None
     sender: Sender = None
@@ -296,8 +296,8 @@ class CompleteSignup(Arguments):
     link_contains: Annotated[
         str | None,
         Field(
-            description="open only a link to this host or its subdomains (shop.example), or with "
-            "this in its path or query (/verify)"
+            description="open only a link to this host or its subdomains (shop.example), that "
+            "begins so (https://shop.example/verify), or with this in its path or query (/verify)"
         ),
     ] = None
     open_link: Annotated[

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import trio
 from pydantic import BaseModel
 
-from relay.cli.agent.client import AgentClient, within
+from relay.cli.agent.client import AgentClient
 from relay.cli.agent.forms import (
     Arguments,
     Attachment,
@@ -57,6 +56,7 @@ from relay.cli.agent.forms import (
     WaitAnywhere,
     WaitForMail,
 )
+from relay.cli.agent.links import link_matches
 from relay.cli.bulk import EVERYWHERE
 from relay.cli.client import path_of, segment
 from relay.cli.exits import Failure
@@ -487,28 +487,6 @@ def _origin(message: dict[str, Any]) -> dict[str, Any]:
 
 def _links(message: dict[str, Any], contains: str | None) -> list[str]:
     return [link for link in message["links"] if link_matches(contains, link)]
-
-
-def link_matches(wanted: str | None, link: str) -> bool:
-    """Tell whether a link is one that was asked for; None asks for any.
-
-    With a dot and no slash it is a host or one of its parent domains; anything else is a part of
-    path and query, in any case.  So no other site's link fits by having the name in its path.
-    """
-    if wanted is None:
-        return True
-    try:
-        parts = urlsplit(link)
-        host = (parts.hostname or "").rstrip(".")
-        _ = parts.port  # a ValueError, if it is none
-    except ValueError:
-        return False
-    if "\\" in link:
-        return False  # to a browser it is a slash: the host would be another
-    if "." in wanted and "/" not in wanted:
-        domain = wanted.strip().strip(".").casefold()
-        return bool(domain) and (host == domain or host.endswith(f".{domain}"))
-    return within(wanted, f"{parts.path}?{parts.query}" if parts.query else parts.path)
 
 
 def _confirmation(message: dict[str, Any], contains: str | None) -> str | None:
