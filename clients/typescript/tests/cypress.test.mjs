@@ -297,6 +297,19 @@ test("a key is told that captured mail is the administrator's", () =>
     );
   }));
 
+test("nobody is told of captured mail without a token", async () => {
+  const { RELAY_TOKEN } = process.env;
+  process.env.RELAY_TOKEN = "";
+  try {
+    await assert.rejects(
+      asATest(() => cy.relayInbox().then(() => cy.waitForMail({ timeout: 10 }))),
+      /; nothing came\n.* is not shown without a token\. Look for it on the relay's page/,
+    );
+  } finally {
+    process.env.RELAY_TOKEN = RELAY_TOKEN;
+  }
+});
+
 test("a wait in vain names what has just come", async () => {
   let lists = 0;
   await at(

@@ -39,6 +39,11 @@ test("what no relay is says so", async () => {
       error.message,
       /^the relay does not answer GET http:\/\/127\.0\.0\.1:\d+\/api\/.*wait \(for \d\.\d s: .*ECONNREFUSED/,
     );
+    // Of fetch and of this package would all their frames be; which of the test's is what it shows.
+    const causes = [];
+    for (let { cause } = error; cause instanceof Error; { cause } = cause) causes.push(cause);
+    assert.match(String(causes.at(-1)), /ECONNREFUSED/);
+    for (const cause of causes) assert.equal(cause.stack, String(cause));
     return true;
   });
   assert.ok(performance.now() - began >= 300, "it was asked again");
