@@ -10,13 +10,12 @@ Promises
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import trio
 from quart import Response, request
 
-from relay.errors import TemporaryFailure
 from relay.http.credentials.callers import owner_of
 from relay.http.feeds.parsed import until_parsed
 from relay.http.limits.fair_limiter import Crowded, FairLimiter
@@ -24,15 +23,13 @@ from relay.http.operations import Call
 from relay.http.problems.details import Problem, from_status, unavailable
 from relay.http.resources.all_messages import reach_of
 from relay.http.responses.downloads import disposition, once
+from relay.http.responses.raw_mail import RawMail
 from relay.http.routing import Api
 from relay.mailboxes.all_messages import CutShort
 from relay.mailboxes.changes import NotParsed
 from relay.mailboxes.mails import Criteria, Found, Mail
 
 T = TypeVar("T")
-
-_LOADED = 256 * 1024  # bytes of a message that are loaded at once
-_LOADS, _LOADS_OF_ONE = 4, 2
 
 
 class CallersMail:
@@ -48,7 +45,7 @@ class CallersMail:
             limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=64
         )
         self._making = FairLimiter(3, 1, kept=1, waiting=16)
-        self._loading = FairLimiter(_LOADS, _LOADS_OF_ONE, kept=1)
+        self._raw_mail = RawMail(deps.messages, self.downloads)
 
     def owner(self, call: Call) -> Hashable:
         """Who answers for a call."""
@@ -121,26 +118,13 @@ class CallersMail:
     async def raw(
         self, call: Call, mail: Mail, content_type: str, headers: dict[str, str]
     ) -> Response:
-        """A mail as it came, byte for byte."""
-        owner, size = self.owner(call), mail.entry.size
-        held = self.downloads.hold(owner, min(size, _LOADED))
-
-        async def pieces() -> AsyncGenerator[bytes, None]:
-            at = 0
-            while at < size:
-                try:
-                    async with self._loading.turn(owner):
-                        piece = await self.deps.messages.raw_piece(
-                            mail.mailbox_id, mail.id, at, _LOADED
-                        )
-                except TemporaryFailure:
-                    return  # less than was announced tells its reader
-                if not piece:
-                    return
-                yield piece
-                at += len(piece)
-
-        return self.downloads.response(pieces(), size, held, content_type, headers)
+        """A mail as it came, byte for byte; 404 where it has gone."""
+        answer = await self._raw_mail.response(
+            self.owner(call), mail.mailbox_id, mail.id, mail.entry.size, content_type, headers
+        )
+        if answer is None:
+            raise no_such_message()
+        return answer
 
     async def parts(
         self, call: Call, mail: Mail, indexes: Sequence[int], kept: Callable[[bytes], T]

@@ -31,8 +31,8 @@ from quart import Response, request
 from relay.errors import DatabaseUnavailable
 from relay.http.credentials.callers import owner_of
 from relay.http.feeds.event_streams import event_stream
-from relay.http.operations import Call, Refusal
-from relay.http.problems.details import Problem
+from relay.http.operations import Call, Refusal, json_response, no_content
+from relay.http.problems.details import Problem, unavailable
 from relay.http.routing import Api
 from relay.http.waiting.crowds import Member
 from relay.http.waiting.waiters import Waiter, Watch, watching
@@ -60,6 +60,25 @@ def until_next(more: bool, expires_in: float | None) -> float:
     if more:
         return _SOON
     return math.inf if expires_in is None else expires_in + _SLACK
+
+
+def in_vain(left: float, *, cut: bool, null: bool, draining: trio.Event) -> Response | None:
+    """What a wait answers that has found nothing and has `left` so many seconds; None: it goes on.
+
+    `cut`: it has not looked at all that is there; `null`: the answer in time is JSON.  Raises the
+    503 where it has not, and when the relay stops.
+    """
+    if left <= 0 and cut:
+        raise unavailable(
+            "There is more mail than a wait looks through in this time; say `after`, or more of "
+            "what to wait for.",
+            retry_after=1,
+        )
+    if left <= 0:
+        return json_response(None) if null else no_content()
+    if draining.is_set():
+        raise unavailable("The relay is stopping; ask again.", retry_after=1)
+    return None
 
 
 async def pause(

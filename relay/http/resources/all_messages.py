@@ -30,7 +30,7 @@ from quart import Response, request
 from relay.errors import Invalid, TemporaryFailure
 from relay.http.credentials.callers import owner_of
 from relay.http.credentials.tickets import STREAM
-from relay.http.feeds.following_mail import entries, events_of, pause, until_next
+from relay.http.feeds.following_mail import entries, events_of, in_vain, pause, until_next
 from relay.http.limits.heavy_calls import SHORT
 from relay.http.lists.paging import NEXT, PageQuery, next_link
 from relay.http.operations import (
@@ -44,7 +44,6 @@ from relay.http.operations import (
     Query,
     View,
     json_response,
-    no_content,
 )
 from relay.http.problems.details import mailbox_not_found, unavailable
 from relay.http.resources.messages import (
@@ -60,7 +59,6 @@ from relay.http.resources.streams import (
     StreamQuery,
     WaitQuery,
     as_event,
-    too_much,
 )
 from relay.http.routing import Api
 from relay.http.waiting.waiters import Waiter, Watch, watching
@@ -357,7 +355,7 @@ def register(api: Api) -> None:
         deadline, above, woken = trio.current_time() + query.timeout, 0, False
         reads_old = True  # what was there before, which may be much; later looks see what is new
         by_text = any(term.field == "any" for term in terms)
-        owner = owner_of(call.caller, request, trusted)
+        owner, null = owner_of(call.caller, request, trusted), query.empty is not None
         with (
             slots.hold(Waiter.of(call, request, trusted), "wait"),
             watching(hub, reach, call) as watch,
@@ -374,12 +372,9 @@ def register(api: Api) -> None:
                     return await api.downloads.json(owner, shown, message.loaded)
                 above, reads_old = match.above, match.cut
                 left = deadline - trio.current_time()
-                if left <= 0 and match.cut:
-                    raise too_much()
-                if left <= 0:
-                    return no_content() if query.empty is None else json_response(None)
-                if draining.is_set():
-                    raise unavailable("The relay is stopping; ask again.", retry_after=1)
+                answer = in_vain(left, cut=match.cut, null=null, draining=draining)
+                if answer is not None:
+                    return answer
                 woken = await pause(
                     call,
                     watch,

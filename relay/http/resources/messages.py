@@ -15,7 +15,7 @@ Promises
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
@@ -23,7 +23,6 @@ from typing import Annotated, Any
 from pydantic import Field, StrictBool, StringConstraints
 from quart import Response, request
 
-from relay.errors import TemporaryFailure
 from relay.http.credentials.callers import owner_of
 from relay.http.credentials.tickets import PREVIEW
 from relay.http.feeds.following_mail import loaded_of
@@ -53,6 +52,7 @@ from relay.http.problems.details import (
 )
 from relay.http.resources.mailboxes import PurgeQuery
 from relay.http.responses.downloads import disposition, once, plain_name
+from relay.http.responses.raw_mail import RawMail
 from relay.http.routing import Api
 from relay.log import get_logger
 from relay.mailboxes.changes import Change, NotParsed
@@ -175,8 +175,6 @@ class MessagesQuery(Query):
 log = get_logger()
 
 _READ = {"is_read": True}  # as it is once it was given
-_LOADED = 256 * 1024  # bytes of a message that are loaded at once
-_LOADS, _LOADS_OF_ONE = 4, 2  # pieces that are being loaded: half of a small pool
 
 GONE = Answer(
     404,
@@ -199,8 +197,8 @@ def register(api: Api) -> None:
     messages = api.deps.messages
     limits = api.deps.limits
     parsing = FairLimiter(limits.attachments, max(1, limits.attachments // 4), kept=1, waiting=16)
-    loading = FairLimiter(_LOADS, _LOADS_OF_ONE, kept=1)
     downloads = api.downloads
+    raw_mail = RawMail(messages, downloads)
 
     def owner_by(call: Call) -> Hashable:
         return owner_of(call.caller, request, api.deps.trusted_proxies)
@@ -348,41 +346,13 @@ def register(api: Api) -> None:
         size = await messages.raw_size(mailbox_id, message_id)
         if size is None:
             raise message_not_found()
-        held = downloads.hold(owner, min(size, _LOADED))
-
-        async def piece(at: int) -> bytes | None:
-            async with loading.turn(owner):
-                return await messages.raw_piece(mailbox_id, message_id, at, _LOADED)
-
-        try:
-            first = await piece(0)  # while the answer may still be another
-            if first is None:
-                raise message_not_found()  # noqa: TRY301 - what is held goes back below
-        except BaseException:
-            held.release()
-            raise
-
-        async def pieces(loaded: bytes | None) -> AsyncGenerator[bytes, None]:
-            at = 0
-            while loaded:
-                yield loaded
-                at += len(loaded)
-                loaded = None
-                if at >= size:
-                    return
-                # Less than was announced ends the connection, which tells its reader.
-                try:
-                    loaded = await piece(at)
-                except TemporaryFailure as error:
-                    log.warning("http.unavailable", error=str(error))
-
-        return downloads.response(
-            pieces(first),
-            size,
-            held,
-            "message/rfc822",
-            {"Content-Disposition": f'attachment; filename="{plain_name(message_id)}.eml"'},
+        name = f'attachment; filename="{plain_name(message_id)}.eml"'
+        answer = await raw_mail.response(
+            owner, mailbox_id, message_id, size, "message/rfc822", {"Content-Disposition": name}
         )
+        if answer is None:
+            raise message_not_found()
+        return answer
 
     @api.add(
         "GET",

@@ -34,6 +34,7 @@ from relay.http.feeds.following_mail import (
     CHANGED,
     entries,
     events_of,
+    in_vain,
     loaded_of,
     pause,
     until_next,
@@ -45,10 +46,8 @@ from relay.http.operations import (
     Call,
     Operation,
     Query,
-    json_response,
-    no_content,
 )
-from relay.http.problems.details import Problem, mailbox_not_found, unavailable
+from relay.http.problems.details import Problem, mailbox_not_found
 from relay.http.resources.messages import BASE, PlacedEntry, WholeMessage
 from relay.http.routing import Api
 from relay.http.waiting.crowds import FEW
@@ -153,7 +152,7 @@ def register(api: Api) -> None:
         query: WaitQuery = call.query
         after = None if query.after is None else parse_after(query.after)
         mailbox_id = call.mailbox.id
-        waiter = Waiter.of(call, request, trusted)
+        waiter, null = Waiter.of(call, request, trusted), query.empty is not None
         owner = owner_of(call.caller, request, trusted)
         deadline, above, much = trio.current_time() + query.timeout, 0, False
         sought: Sought | None = None
@@ -181,12 +180,9 @@ def register(api: Api) -> None:
                     continue
                 much = found.cut
                 left = deadline - trio.current_time()
-                if left <= 0 and much:
-                    raise too_much()
-                if left <= 0:
-                    return no_content() if query.empty is None else json_response(None)
-                if draining.is_set():
-                    raise unavailable("The relay is stopping; ask again.", retry_after=1)
+                answer = in_vain(left, cut=much, null=null, draining=draining)
+                if answer is not None:
+                    return answer
                 if crowded := not much and slots.on(mailbox_id) > FEW:
                     sought = sought or await arrivals.sought(query.sender, query.subject, after)
                 with (
@@ -313,15 +309,6 @@ def register(api: Api) -> None:
             expires_in=mailbox.expires_in, draining=draining,
             keep_alive_every=limits.keep_alive_every, refusal=call.refusal,
         )  # fmt: skip
-
-
-def too_much() -> Problem:
-    """Return the 503 of a wait that has not looked at all that is there."""
-    return unavailable(
-        "There is more mail than a wait looks through in this time; say `after`, or more of what "
-        "to wait for.",
-        retry_after=1,
-    )
 
 
 class ArrivedMessage(PlacedEntry):
