@@ -29,7 +29,7 @@ import {
 } from "./index.js";
 import { type MessageJson, described } from "./records.js";
 import { DEFAULT_URL, whereFrom } from "./options.js";
-import { inALine, visible } from "./text.js";
+import { DRIVES, inALine, visible } from "./text.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
 
@@ -278,14 +278,12 @@ function number(text: string, option: string, such = ""): number {
 }
 
 const COMMAND = /#(?=#(\[|vso\[|teamcity\[))/gi;
-const UNSEEN =
-  /[\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\udb40[\udc00-\udc7f]/g;
 
 /** As JSON that says the same, and in which no stranger's text drives a terminal or CI. */
 function inert(value: unknown): string {
   return JSON.stringify(value)
     .replace(COMMAND, "\\u0023")
-    .replace(UNSEEN, (found) =>
+    .replace(DRIVES, (found) =>
       [...Array(found.length).keys()]
         .map((at) => `\\u${found.charCodeAt(at).toString(16).padStart(4, "0")}`)
         .join(""),
@@ -298,7 +296,7 @@ function inertLink(link: string): string {
     .replace(/[\s\0-\x1f\ud800-\udfff]/gu, (one) =>
       encodeURIComponent(one.replace(/\p{Cs}/u, "\ufffd")),
     )
-    .replace(UNSEEN, encodeURIComponent)
+    .replace(DRIVES, encodeURIComponent)
     .replace(/#(#(?:\[|vso\[|teamcity\[))/gi, (_, rest: string) => `#%23${rest.slice(1)}`);
 }
 

@@ -12,6 +12,10 @@ export const MAX_NAME = 200;
 /** The same of a link. */
 export const MAX_LINK = 1_000;
 
+/** What is spelt, wherever it stands. */
+export const DRIVES =
+  /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
+
 /**
  * A text of several lines, with all that could drive its reader spelt (`\u001b`): control
  * characters, those that turn the direction of a text, those that have no width, and the first
@@ -24,13 +28,10 @@ export function visible(text: string, maxLength = Infinity): string {
   const shown = text
     .slice(0, 9 * maxLength) // which become no fewer than may be shown
     .replaceAll("\r\n", "\n")
-    .replace(
-      /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu,
-      (one) => {
-        const code = (one.codePointAt(0) ?? 0).toString(16);
-        return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
-      },
-    )
+    .replace(DRIVES, (one) => {
+      const code = one.codePointAt(0)!.toString(16);
+      return code[4] ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+    })
     .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
     .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
   const all = [...shown];

@@ -1,13 +1,14 @@
 // Made by scripts/page.mjs of relay-client (clients/typescript); a test finds what is not so any more.
 
 const MAX_NAME = 200;
+const DRIVES = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 function visible(text, maxLength = Infinity) {
     const shown = text
         .slice(0, 9 * maxLength)
         .replaceAll("\r\n", "\n")
-        .replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu, (one) => {
-        const code = (one.codePointAt(0) ?? 0).toString(16);
-        return code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+        .replace(DRIVES, (one) => {
+        const code = one.codePointAt(0).toString(16);
+        return code[4] ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
     })
         .replace(/^([^\S\n]*):(?=:)/gm, "$1\\u003a")
         .replace(/#(?=#(\[|vso\[|teamcity\[))/gi, "\\u0023");
