@@ -6,7 +6,7 @@
 // hundredth.
 
 import { execFileSync } from "node:child_process";
-import { chmodSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { chmodSync, existsSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { fileURLToPath } from "node:url";
 
@@ -35,6 +35,13 @@ for (const project of ["tsconfig.json", "tsconfig.cjs.json"]) {
     execFileSync(process.execPath, [tsc, "--project", project, ...emitted], { stdio: "inherit" });
   }
 }
+// Types are there once: CommonJS's, which both may import.
+for (const name of readdirSync("dist/esm").filter((one) => one.endsWith(".d.ts"))) {
+  const twin = `dist/cjs/${name}`;
+  if (existsSync(twin) && readFileSync(twin).equals(readFileSync(`dist/esm/${name}`))) {
+    writeFileSync(`dist/esm/${name}`, `export * from "../cjs/${name.replace(".d.ts", ".js")}";\n`);
+  }
+}
 for (const folder of ["dist/esm", "dist/cjs"]) {
   const led = new Set(["index.d.ts", "playwright.d.ts", "cypress.d.ts", "vitest.d.ts"]);
   const types = readdirSync(folder).filter((name) => name.endsWith(".d.ts"));
@@ -47,7 +54,5 @@ for (const folder of ["dist/esm", "dist/cjs"]) {
   rmSync(`${folder}/schema.js`); // types alone, which no program loads
   for (const name of readdirSync(folder)) tabbed(`${folder}/${name}`);
 }
-// The API's types, the largest file, are there once: CommonJS's, which both may import.
-writeFileSync("dist/esm/schema.d.ts", 'export * from "../cjs/schema.js";\n');
 writeFileSync("dist/cjs/package.json", '{ "type": "commonjs" }\n');
 chmodSync("dist/esm/cli.js", 0o755);

@@ -2,10 +2,12 @@
 
 import type { Away } from "./away.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
+import { type Inbox, LOGINS, WAIT_LIMITS } from "./inbox.js";
 import { FIXTURE_TTL, type InboxOptions } from "./mailboxes.js";
+import type { Message } from "./message.js";
 import { whereFrom } from "./options.js";
 import { readable } from "./readable.js";
-import { type Inbox, OPEN_INBOXES, LOGINS, type Message, type Relay, WAIT_LIMITS } from "./relay.js";
+import { OPEN_INBOXES, type Relay } from "./relay.js";
 import { MAX_NAME, inALine, visible } from "./text.js";
 import { TIMEOUT } from "./waiting.js";
 

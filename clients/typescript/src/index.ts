@@ -20,7 +20,9 @@ export {
   Unreachable,
   WaitTimeout,
 } from "./errors.js";
+export { Inbox } from "./inbox.js";
 export type { InboxOptions } from "./mailboxes.js";
+export { Attachment, type ListOptions, Message } from "./message.js";
 export type { RelayOptions } from "./options.js";
 export type {
   AttachmentData,
@@ -33,13 +35,7 @@ export type {
   OutboundEntry,
   State,
 } from "./records.js";
-export {
-  Attachment,
-  Inbox,
-  type ListOptions,
-  Message,
-  Relay,
-} from "./relay.js";
+export { Relay } from "./relay.js";
 export type { components, operations, paths } from "./schema.js";
 export { type NewAttachment, type NewMessage, Outbound } from "./sending.js";
 export { VERSION } from "./version.js";

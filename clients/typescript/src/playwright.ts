@@ -37,8 +37,9 @@ import {
   smtpServerOf,
   spared,
 } from "./fixtures.js";
+import type { Inbox } from "./inbox.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, OPEN_INBOXES, Relay } from "./relay.js";
+import { OPEN_INBOXES, Relay } from "./relay.js";
 import { MAX_NAME, inALine, visible } from "./text.js";
 
 export { expect };

@@ -1,7 +1,7 @@
 /**
  * Messages, attachments, checks and the like, as plain values, as they are read of a relay.
  *
- * What needs another call (`raw`, an attachment's `content`, `checks()`) is added in `relay.ts`.
+ * What needs another call (`raw`, an attachment's `content`, `checks()`) is added in `message.ts`.
  */
 
 import { NoSuchLink } from "./errors.js";

@@ -30,8 +30,9 @@ import {
   smtpServerOf,
   spared,
 } from "./fixtures.js";
+import type { Inbox } from "./inbox.js";
 import type { RelayOptions } from "./options.js";
-import { type Inbox, OPEN_INBOXES, TIME_LIMITS, Relay } from "./relay.js";
+import { OPEN_INBOXES, TIME_LIMITS, Relay } from "./relay.js";
 import { inALine } from "./text.js";
 
 export { expect } from "vitest";

@@ -1,6 +1,6 @@
 /**
  * Waits, but for their calls: which mail is meant, for how long, and what is said in vain.  Both
- * `relay.ts` and the commands for Cypress wait so.
+ * `inbox.ts` and the commands for Cypress wait so.
  */
 
 import { Refused, RelayError, WaitTimeout } from "./errors.js";
