@@ -124,7 +124,7 @@ from relay_client import Relay, Unreachable
 
 class Hanging(Relay):
     def hang(self):
-        self._http.base_url = self.hung
+        self._http.address = self.hung
 
 @pytest.fixture
 def hanging(relay):
