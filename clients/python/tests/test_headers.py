@@ -14,6 +14,7 @@ import anyio
 import pytest
 from serving import fields_of, reply, serving
 
+import relay_client
 from relay_client import AsyncRelay, Relay, RelayError
 
 Balancer = tuple[str, list[bytes]]
@@ -35,6 +36,7 @@ def look(heard: list[bytes]) -> None:
     first, second, third = map(fields_of, heard)
     assert set(first) == {"host", "accept", "accept-encoding", "user-agent", "authorization"}
     assert first["accept-encoding"] == "identity"
+    assert first["user-agent"] == f"relay-client/{relay_client.__version__}"
     assert second.pop("cookie") == third.pop("cookie") == "node=2"
     assert second == third == first
 
@@ -109,3 +111,9 @@ def test_what_of_the_environment_cannot_be_used_is_said_without_its_value(
     shown = traceback.TracebackException(wrong.type, wrong.value, below, capture_locals=True)
     assert "in client" in "".join(shown.format())
     assert "S3cr3t" not in "".join(shown.format())
+
+
+def test_the_package_says_the_version_that_it_is_installed_as() -> None:
+    """It is read from no metadata, which a tree does not have."""
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert f'\nversion = "{relay_client.__version__}"\n' in project

@@ -150,9 +150,3 @@ def test_what_an_object_of_one_client_has_that_of_the_other_has(
                 differ.append(f"{name}.{member}: {members[member]} and {other[member]}")
     assert differ == []
     assert used == set(MEMBERS_ONLY_TYPESCRIPT)
-
-
-def test_a_python_package_says_its_version() -> None:
-    """The one that pyproject.toml says."""
-    said = (HERE.parent / "python/pyproject.toml").read_text()
-    assert f'\nversion = "{relay_client.__version__}"\n' in said

@@ -20,6 +20,7 @@ from relay_client._async import (
 from relay_client._records import Check, Checks, Finding, Headers, Info, OutboundEntry, State
 from relay_client._sending import NewAttachment
 from relay_client._sync import Attachment, Inbox, Message, Outbound, Relay
+from relay_client._version import __version__
 from relay_client.errors import (
     NoSuchLink,
     NotDelivered,
@@ -29,9 +30,6 @@ from relay_client.errors import (
     Unreachable,
     WaitTimeout,
 )
-
-__version__ = "0.1.0"
-"""As pyproject.toml says it; a test holds the two together."""
 
 __all__ = [
     "AsyncAttachment",

@@ -6,7 +6,6 @@ import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from typing import Any, Union
 from urllib.parse import urlsplit
@@ -15,18 +14,12 @@ import httpx
 
 from relay_client._answers import is_token
 from relay_client._text import quoted
+from relay_client._version import __version__
 from relay_client.errors import RelayError
 
 __tracebackhide__ = True  # a report of pytest's shows what a frame was called with: the token
 
 DEFAULT_URL = "http://127.0.0.1:8025"
-
-
-def _version() -> str:
-    try:
-        return version("relay-client")
-    except PackageNotFoundError:  # used from a tree
-        return "0"
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ def connection(url: str | None, token: Token) -> Connection:
         token = os.environ.get(token.value)
     token = (token or "").strip() or None
     host = _host(url, named)
-    headers = {"User-Agent": f"relay-client/{_version()}", "Accept": "application/json"}
+    headers = {"User-Agent": f"relay-client/{__version__}", "Accept": "application/json"}
     headers["Accept-Encoding"] = "identity"  # what is packed may be a thousand times as much
     if token:
         if not is_token(token):
