@@ -17,11 +17,12 @@ import pytest
 from serving import ENTRY, MESSAGE, Answer, reply, serving
 
 from relay_client import AsyncRelay, Refused, Relay, RelayError, Unreachable, WaitTimeout
+from relay_client._current_test import CURRENT_TEST
 from relay_client._exchange import Answer as _Answered
 from relay_client._exchange import ApiRequest
 from relay_client._http import run
 from relay_client._mail_report import report
-from relay_client._mailboxes import CURRENT_TEST, InboxHandle, remove_inbox
+from relay_client._mailboxes import InboxHandle, remove_inbox
 
 _HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 

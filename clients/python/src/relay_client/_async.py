@@ -13,6 +13,7 @@ from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
+from relay_client._current_test import CURRENT_TEST
 from relay_client._exchange import Flow
 from relay_client._http import AsyncClient, client, run_async, shielded
 from relay_client._mailboxes import InboxHandle
@@ -156,7 +157,7 @@ class AsyncInboxContext:
     async def _make(self) -> AsyncInbox:
         if self._inbox is None:
             handle = await self._relay._do(self._making())
-            _mailboxes.CURRENT_TEST.made(handle, self._relay)
+            CURRENT_TEST.made(handle, self._relay)
             self._inbox = AsyncInbox(self._relay, handle, owned=True)
         return self._inbox
 

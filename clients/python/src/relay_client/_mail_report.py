@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterable
 from datetime import timezone
 
+from relay_client._current_test import CURRENT_TEST
 from relay_client._exchange import Flow
 from relay_client._listing import messages
-from relay_client._mailboxes import CURRENT_TEST, InboxHandle
+from relay_client._mailboxes import InboxHandle
 from relay_client._records import JSON, AttachmentData, MessageData
 from relay_client._text import MAX_NAME, in_a_line, visible
 from relay_client.errors import RelayError, Unreachable

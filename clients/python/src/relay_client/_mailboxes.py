@@ -12,11 +12,12 @@ from contextlib import nullcontext, suppress
 from datetime import datetime
 from numbers import Real
 from types import MappingProxyType
-from typing import Protocol, Union
+from typing import Union
 from urllib.parse import quote
 
 from relay_client import _answers
 from relay_client._bounds import JSON_BYTES, RAW_BYTES
+from relay_client._current_test import CURRENT_TEST
 from relay_client._exchange import ApiRequest, Flow, call, call_json
 from relay_client._records import JSON, parsed_time
 from relay_client._text import quoted
@@ -30,39 +31,8 @@ MAILBOXES = "/api/v1/mailboxes"
 CLOSES_WITHIN = 2.0
 """Seconds within which an inbox is ended, or left to its time."""
 
-ALL_CLOSE_WITHIN = 5.0
-"""Seconds that all inboxes of a test may take in vain to end, where it has several."""
-
 PAGE = 200
 """Entries of a page of a list, at most."""
-
-
-class _Opened(Protocol):
-    """Either client, as far as it says where its relay is."""
-
-    url: str
-    token: str | None
-
-
-class _CurrentTest:
-    """What the pytest plug-in knows of the test that runs."""
-
-    def __init__(self) -> None:
-        self.login: str | None = None
-        self.inboxes: dict[InboxHandle, _Opened] | None = None
-        """Those that it has made, each with its client; None where nobody reports of them."""
-        self.reads_within = 0.0
-        """Seconds that are left for reading what they have, if it fails."""
-        self.closes_within = math.inf
-        """Seconds that are left for ending them in vain."""
-
-    def made(self, handle: InboxHandle, relay: _Opened) -> None:
-        """Remember an inbox for the report of the test."""
-        if self.inboxes is not None:
-            self.inboxes[handle] = relay
-
-
-CURRENT_TEST = _CurrentTest()
 
 
 class InboxHandle:

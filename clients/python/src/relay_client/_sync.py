@@ -10,6 +10,7 @@ from relay_client import _listing, _mail_report, _mailboxes, _sending, _waiting
 from relay_client._answers import is_key
 from relay_client._bounds import bounded
 from relay_client._connect import FROM_ENVIRONMENT, Token, connection
+from relay_client._current_test import CURRENT_TEST
 from relay_client._exchange import Flow
 from relay_client._http import Client, client, run
 from relay_client._mailboxes import InboxHandle
@@ -77,7 +78,7 @@ class Relay:
         the relay unless given.
         """
         made = self._do(_mailboxes.make_inbox(ttl, local_part, domain))
-        _mailboxes.CURRENT_TEST.made(made, self)
+        CURRENT_TEST.made(made, self)
         return Inbox(self, made, owned=True)
 
     def mailbox(self, address: str, session_token: str | None = None) -> Inbox:

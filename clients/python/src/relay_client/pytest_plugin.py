@@ -17,7 +17,6 @@ leaves inboxes, and the data of a relay that was started, as they are;
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Generator, Iterator
 from html import escape
@@ -38,16 +37,15 @@ from relay_client import (
     RelayError,
     Unreachable,
     _mail_report,
-    _mailboxes,
 )
 from relay_client._async import AsyncRelayOfATest
 from relay_client._bounds import time_limit
 from relay_client._connect import DEFAULT_URL, FROM_ENVIRONMENT, Token
+from relay_client._current_test import CURRENT_TEST
 from relay_client._http import run
 from relay_client._local_relay import Process, ended, opens, running, started, stop
 from relay_client._longrepr import tamed
 from relay_client._mail_report import report as mail_report
-from relay_client._mailboxes import CURRENT_TEST
 from relay_client._run_report import Progress, RunReport
 from relay_client._smtp_server import SmtpServer as SmtpServer
 from relay_client._smtp_server import login_of, smtp_server_of
@@ -314,13 +312,11 @@ def smtp_server(request: pytest.FixtureRequest, relay: Relay, _relay_info: Info)
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, None]:
     """Have each inbox that a test makes know as whom its application signs in, and remember it."""
-    CURRENT_TEST.login = login_of(item.name)
-    CURRENT_TEST.inboxes = {} if _has_relay(item) else None
-    CURRENT_TEST.reads_within = _mail_report.READS_WITHIN
-    CURRENT_TEST.closes_within = _mailboxes.ALL_CLOSE_WITHIN
+    CURRENT_TEST.begin(
+        login_of(item.name), reports=_has_relay(item), reads_within=_mail_report.READS_WITHIN
+    )
     yield
-    CURRENT_TEST.login = CURRENT_TEST.inboxes = None
-    CURRENT_TEST.closes_within = math.inf
+    CURRENT_TEST.end()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -356,8 +352,7 @@ def _mail(gone: RelayError | None) -> list[tuple[str, str]]:
 
     `gone`: why none can be read any more.
     """
-    made = CURRENT_TEST.inboxes or {}
-    CURRENT_TEST.inboxes = {}
+    made = CURRENT_TEST.reported()
     shown = [one for one in made if one.report is not None or not one.closed]
     sections: list[tuple[str, str]] = []
     for handle in shown[-_INBOXES:]:
