@@ -20,18 +20,17 @@ const TIME =
   /^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})$/;
 
 const text: Shape = (value) => typeof value === "string";
-const maybeText: Shape = (value) => value === null || text(value);
-const number: Shape = (value) => typeof value === "number";
+/** Beyond 2^53 another number is read than is written, and what JSON writes as 1e999 is infinite. */
+const number: Shape = (value) => typeof value === "number" && Math.abs(value) < 2 ** 53;
 const truth: Shape = (value) => typeof value === "boolean";
 const count: Shape = (value) => Number.isSafeInteger(value) && (value as number) >= 0;
 const id: Shape = (value) => typeof value === "string" && ID.test(value);
 const time: Shape = (value) =>
   typeof value === "string" && TIME.test(value) && !Number.isNaN(Date.parse(value));
-const maybeTime: Shape = (value) => value === null || time(value);
 
-/** host:port, or null. */
-const maybePlace: Shape = (value) =>
-  value === null || (typeof value === "string" && Number(PLACE.exec(value)?.[1] ?? NaN) <= 65535);
+/** host:port. */
+const place: Shape = (value) =>
+  typeof value === "string" && Number(PLACE.exec(value)?.[1] ?? NaN) <= 65535;
 
 /** Whether a value is a token, as a header can carry it: no blank is in one. */
 export function isToken(value: unknown): value is string {
@@ -43,7 +42,11 @@ export function isAddress(value: unknown): value is string {
   return typeof value === "string" && ADDRESS.test(value);
 }
 
-const maybeToken: Shape = (value) => value === null || isToken(value);
+/** What is so, or null. */
+const maybe =
+  (shape: Shape): Shape =>
+  (value) =>
+    value === null || shape(value);
 
 const every =
   (shape: Shape): Shape =>
@@ -66,10 +69,10 @@ const fields: Shape = (value) =>
     (one) => text(one) || (texts(one) && (one as unknown[]).length > 0),
   );
 
-export const INBOX = record({ address: isAddress, session_token: maybeToken, expires_at: time });
+export const INBOX = record({ address: isAddress, session_token: maybe(isToken), expires_at: time });
 
 export const LIST = every(
-  record({ id, from_address: maybeText, subject: maybeText, received_at: time }),
+  record({ id, from_address: maybe(text), subject: maybe(text), received_at: time }),
 );
 
 export const REJECTED = every(record({ address: text, reply: text }));
@@ -78,31 +81,30 @@ export const CAPTURED = every(record({ address: text, count }));
 
 export const MESSAGE = record({
   id,
-  from_address: maybeText,
+  from_address: maybe(text),
   to: text,
-  subject: maybeText,
+  subject: maybe(text),
   received_at: time,
   size: count,
-  body_text: maybeText,
-  body_html: maybeText,
-  otp: maybeText,
+  body_text: maybe(text),
+  body_html: maybe(text),
+  otp: maybe(text),
   links: texts,
   headers: fields,
   attachments: every(
     record({
       index: count,
-      filename: maybeText,
+      filename: maybe(text),
       content_type: text,
       size: count,
-      content_id: maybeText,
+      content_id: maybe(text),
     }),
   ),
 });
 
 export const MESSAGES = every(MESSAGE);
 
-/** A message, or null where none came. */
-export const MESSAGE_OR_NONE: Shape = (value) => value === null || MESSAGE(value);
+export const MESSAGE_OR_NONE = maybe(MESSAGE);
 
 const check = record({ result: text, detail: text });
 
@@ -115,31 +117,31 @@ export const CHECKS = record({
   findings: every(record({ id: text, severity: text, text })),
 });
 
-export const SENT = record({ messages: every(record({ id, recipient: maybeText })) });
+export const SENT = record({ messages: every(record({ id, recipient: maybe(text) })) });
 
 export const OUTBOUND = record({
   id,
-  sender: maybeText,
-  recipient: maybeText,
-  subject: maybeText,
+  sender: maybe(text),
+  recipient: maybe(text),
+  subject: maybe(text),
   status: text,
   attempts: count,
-  next_retry_at: maybeTime,
-  sent_at: maybeTime,
+  next_retry_at: maybe(time),
+  sent_at: maybe(time),
   priority: text,
-  error: maybeText,
+  error: maybe(text),
   created_at: time,
-  not_after: maybeTime,
-  tag: maybeText,
-  peer: maybeText,
-  tls: maybeText,
-  reply: maybeText,
+  not_after: maybe(time),
+  tag: maybe(text),
+  peer: maybe(text),
+  tls: maybe(text),
+  reply: maybe(text),
 });
 
 export const INFO = record({
   version: text,
-  smtp: maybePlace,
-  submission: maybePlace,
+  smtp: maybe(place),
+  submission: maybe(place),
   domains: texts,
   capture: truth,
   starttls: truth,

@@ -31,12 +31,13 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _maybe_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
+def _maybe(shape: Shape) -> Shape:
+    """Return the shape of what is so, or null."""
+    return lambda value: value is None or shape(value)
 
 
 def _number(value: Any) -> bool:
-    # What no JSON has, and Python reads (NaN), is not between these.
+    # Beyond these JavaScript reads another number than is written.
     return (
         isinstance(value, (int, float)) and not isinstance(value, bool) and -(2**53) < value < 2**53
     )
@@ -54,10 +55,8 @@ def _address(value: Any) -> bool:
     return isinstance(value, str) and _ADDRESS.fullmatch(value) is not None
 
 
-def _maybe_place(value: Any) -> bool:
-    """Whether it is host:port, or null."""
-    if value is None:
-        return True
+def _place(value: Any) -> bool:
+    """Whether it is host:port."""
     found = _PLACE.fullmatch(value) if isinstance(value, str) else None
     return found is not None and int(found[1]) <= 65535
 
@@ -76,10 +75,6 @@ def is_key(token: str | None) -> bool:
     return token is not None and token.startswith("rk_")
 
 
-def _maybe_token(value: Any) -> bool:
-    return value is None or is_token(value)
-
-
 def _time(value: Any) -> bool:
     if not isinstance(value, str) or _TIME.fullmatch(value) is None:
         return False
@@ -88,10 +83,6 @@ def _time(value: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _maybe_time(value: Any) -> bool:
-    return value is None or _time(value)
 
 
 def _fields(value: Any) -> bool:
@@ -116,9 +107,9 @@ def _record(**shapes: Shape) -> Shape:
 
 _texts = _every(_text)
 
-INBOX = _record(address=_address, session_token=_maybe_token, expires_at=_time)
+INBOX = _record(address=_address, session_token=_maybe(is_token), expires_at=_time)
 
-_ENTRY = _record(id=_id, from_address=_maybe_text, subject=_maybe_text, received_at=_time)
+_ENTRY = _record(id=_id, from_address=_maybe(_text), subject=_maybe(_text), received_at=_time)
 LIST = _every(_ENTRY)
 
 REJECTED = _every(_record(address=_text, reply=_text))
@@ -127,23 +118,23 @@ CAPTURED = _every(_record(address=_text, count=_count))
 
 MESSAGE = _record(
     id=_id,
-    from_address=_maybe_text,
+    from_address=_maybe(_text),
     to=_text,
-    subject=_maybe_text,
+    subject=_maybe(_text),
     received_at=_time,
     size=_count,
-    body_text=_maybe_text,
-    body_html=_maybe_text,
-    otp=_maybe_text,
+    body_text=_maybe(_text),
+    body_html=_maybe(_text),
+    otp=_maybe(_text),
     links=_texts,
     headers=_fields,
     attachments=_every(
         _record(
             index=_count,
-            filename=_maybe_text,
+            filename=_maybe(_text),
             content_type=_text,
             size=_count,
-            content_id=_maybe_text,
+            content_id=_maybe(_text),
         )
     ),
 )
@@ -151,12 +142,7 @@ MESSAGE = _record(
 
 MESSAGES = _every(MESSAGE)
 
-
-def MESSAGE_OR_NONE(value: Any) -> bool:  # noqa: N802 - a shape as the others are
-    """Whether it is a message, or null where none came."""
-    return value is None or MESSAGE(value)
-
-
+MESSAGE_OR_NONE = _maybe(MESSAGE)
 _CHECK = _record(result=_text, detail=_text)
 CHECKS = _record(
     spf=_CHECK,
@@ -167,31 +153,31 @@ CHECKS = _record(
     findings=_every(_record(id=_text, severity=_text, text=_text)),
 )
 
-SENT = _record(messages=_every(_record(id=_id, recipient=_maybe_text)))
+SENT = _record(messages=_every(_record(id=_id, recipient=_maybe(_text))))
 
 OUTBOUND = _record(
     id=_id,
-    sender=_maybe_text,
-    recipient=_maybe_text,
-    subject=_maybe_text,
+    sender=_maybe(_text),
+    recipient=_maybe(_text),
+    subject=_maybe(_text),
     status=_text,
     attempts=_count,
-    next_retry_at=_maybe_time,
-    sent_at=_maybe_time,
+    next_retry_at=_maybe(_time),
+    sent_at=_maybe(_time),
     priority=_text,
-    error=_maybe_text,
+    error=_maybe(_text),
     created_at=_time,
-    not_after=_maybe_time,
-    tag=_maybe_text,
-    peer=_maybe_text,
-    tls=_maybe_text,
-    reply=_maybe_text,
+    not_after=_maybe(_time),
+    tag=_maybe(_text),
+    peer=_maybe(_text),
+    tls=_maybe(_text),
+    reply=_maybe(_text),
 )
 
 INFO = _record(
     version=_text,
-    smtp=_maybe_place,
-    submission=_maybe_place,
+    smtp=_maybe(_place),
+    submission=_maybe(_place),
     domains=_texts,
     capture=_truth,
     starttls=_truth,

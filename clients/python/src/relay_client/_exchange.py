@@ -20,7 +20,7 @@ import ssl
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, Union, cast
+from typing import Any, NoReturn, TypeVar, Union, cast
 
 import httpx
 
@@ -210,10 +210,20 @@ _UNREAD = object()
 def _read(answer: Answer) -> Any:
     if answer.fault is None:
         try:
-            return json.loads(answer.content)
+            return json.loads(answer.content, parse_float=_number, parse_constant=_no_number)
         except (ValueError, RecursionError):
             pass
     return _UNREAD
+
+
+def _number(written: str) -> float:
+    """Return a number of JSON, which knows no two kinds: 1.0 is 1, as for the TypeScript client."""
+    number = float(written)
+    return int(number) if number.is_integer() else number
+
+
+def _no_number(written: str) -> NoReturn:
+    raise ValueError(f"JSON has no {written}")
 
 
 def no_relay(answer: Answer, fault: str | None = None) -> Refused:
