@@ -142,12 +142,14 @@ def summarise(raw: bytes) -> Summary:
     if len(text) > MAX_TEXT or len(markup) > MAX_TEXT:
         reader.fault(f"the text was cut at {MAX_TEXT} characters")
         text, markup = text[:MAX_TEXT], markup[:MAX_TEXT]
-    summary.body_text = text if texts["text/plain"] else None
     summary.body_html = markup if texts["text/html"] else None
+    # Programs that write HTML alone often send a text beside it in which nothing is.
+    is_blank = not texts["text/plain"] or (bool(markup) and not text.strip())
+    summary.body_text = None if is_blank else text
     if summary.attachments:  # pictures that the HTML shows are a part of it
         shown = {unquote(content_id) for content_id in _SHOWN.findall(markup)}
         summary.has_attachments = any(one["content_id"] not in shown for one in summary.attachments)
-    readable = text or text_of(markup[:_MARKUP_LOOKED_AT])
+    readable = summary.body_text or text_of(markup[:_MARKUP_LOOKED_AT])
     summary.otp = find_code(summary.subject or "", readable)
     summary.links = find_links(text, markup)
     summary.error = "; ".join(reader.faults) or None

@@ -95,12 +95,14 @@ def _read(raw: bytes) -> dict[str, Any]:
             size = -1 if isinstance(part.get_payload(), list) else len(_content(part))
             attachments.append((kind, size, _words(named or "")))
     sender = email.utils.getaddresses([re.sub(r"\r?\n", "", first.get("from", ""))])
+    text, markup = ("\n".join(texts[kind]) for kind in ("text/plain", "text/html"))
     return {
         "headers": [(name, _words(value)) for name, value in headers],
         "subject": _words(first["subject"]) if "subject" in first else None,
         "from": (sender[0][1] if sender else "") or None,
-        "text": "\n".join(texts["text/plain"]) if texts["text/plain"] else None,
-        "html": "\n".join(texts["text/html"]) if texts["text/html"] else None,
+        # A blank text beside HTML is none.
+        "text": text if texts["text/plain"] and (text.strip() or not markup) else None,
+        "html": markup if texts["text/html"] else None,
         "attachments": attachments,
     }
 

@@ -55,6 +55,20 @@ def test_a_multipart_in_which_nothing_is_found_says_so(boundary):
         assert summary.error == "a multipart without parts"
 
 
+@pytest.mark.parametrize("text", ["", "\n", "\n \xa0\n\n"])
+def test_a_blank_text_beside_html_is_none(text):
+    """As Flask-Mail and Django send it: what is read, and where a code is found, is the HTML."""
+    markup = "<p>Your code is <b>271828</b></p>\n"
+    message = EmailMessage()
+    message.set_content(text)
+    alone = summarise(message.as_bytes())
+    message.add_alternative(markup, subtype="html")
+    both = summarise(message.as_bytes())
+    assert (both.body_text, both.body_html, both.otp) == (None, markup, "271828")
+    assert alone.body_text is not None
+    assert alone.body_text.strip() == ""
+
+
 def test_a_bracket_that_is_never_closed_is_no_part_of_an_address():
     """Whatever it opens."""
     assert summarise(b"From: Shop <a@b.example\r\n\r\n").from_address == "a@b.example"
