@@ -40,6 +40,7 @@ from relay.http.limits.rate_limits import RateLimits
 from relay.http.operations import (
     Call,
     Operation,
+    Overtaken,
     check_names,
     parameters,
     read_values,
@@ -48,7 +49,6 @@ from relay.http.paths import Part, Rule, path_of
 from relay.http.problems.details import (
     Problem,
     from_status,
-    mailbox_not_found,
     no_space,
     over_quota,
     reserved_name,
@@ -212,7 +212,8 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, rout
         async def handle(admitted: Admitted) -> Any:
             query, body = await read_values(operation, connection.args)
             caller, mailbox, session = admitted
-            call = Call(caller, mailbox, query, body, session, still, began_at)
+            believed = asked.believed
+            call = Call(caller, mailbox, query, body, session, still, began_at, believed)
             return await route.handler(call, **path)
 
         if operation.websocket:
@@ -221,11 +222,8 @@ def _mount(app: QuartTrio, deps: Deps, uploads: Uploads, rates: RateLimits, rout
         async with uploads.admitted(operation, owner):
             try:
                 return await handle(admitted)
-            except Problem as problem:
-                if not asked.believed or problem.case != mailbox_not_found().case:
-                    raise
-            # It is over, and there may be another at its address.
-            return await handle(await asked.authorise())
+            except Overtaken:  # its mailbox is over, and there may be another at the address
+                return await handle(await asked.authorise())
 
     endpoint = _endpoint(route)
     if operation.websocket:

@@ -179,7 +179,8 @@ class Call:
     `began_at`: an instant on Trio's clock, before anything was looked up for the call.  `session`
     is the page session that authorised the call, if one did.  A handler that answers for
     long asks for the `refusal` from time to time, and at once when the bell rings by which
-    its admission is `watched`, and ends with it.
+    its admission is `watched`, and ends with it.  `believed`: the mailbox is as this relay knew it;
+    a handler that finds it over at its first look raises `Overtaken`.
     """
 
     caller: Any
@@ -189,11 +190,16 @@ class Call:
     session: PageSession | None
     admission: StillAdmitted
     began_at: float
+    believed: bool = False
 
     @property
     def refusal(self) -> Refusal:
         """What this call would be refused with by now."""
         return self.admission.refusal
+
+
+class Overtaken(Exception):
+    """What a call was let in for is no more: it is to be let in anew, by the table (`believed`)."""
 
 
 Handler = Callable[..., Awaitable[Any]]

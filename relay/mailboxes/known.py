@@ -6,11 +6,12 @@ sees for himself whether it still lives, and looks it up where it does not: by t
 another at its address, made by another relay.
 
 Promises: nobody finds what no credential of his own has found; above `most` the oldest is
-forgotten.  Does no I/O.
+forgotten, and no caller adds more than one for a mailbox.  Does no I/O.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from relay.mailboxes.records import Mailbox
@@ -28,12 +29,32 @@ class KnownMailboxes:
 
     def get(self, address: str, credential: Credential) -> Mailbox | None:
         """The mailbox that this credential opened at this address, as it was then; or None."""
-        return self._found.get((address, credential))
+        for one in _single(credential):
+            if (found := self._found.get((address, one))) is not None:
+                return found
+        return None
 
     def note(self, address: str, credential: Credential, mailbox: Mailbox | None) -> None:
         """Remember what a credential has opened; None: nothing, or no more."""
-        self._found.pop((address, credential), None)
-        if mailbox is not None:
-            if len(self._found) >= self._most:
-                del self._found[next(iter(self._found))]
-            self._found[address, credential] = replace(mailbox, usage=None)
+        for one in _single(credential):
+            self._found.pop((address, one), None)
+            if mailbox is not None and _opens(one, mailbox):
+                if len(self._found) >= self._most:
+                    del self._found[next(iter(self._found))]
+                self._found[address, one] = replace(mailbox, usage=None)
+                return
+
+
+def _single(credential: Credential) -> Iterator[Credential]:
+    """The credentials that are in one; a token comes last, for it is not known whose it is."""
+    if credential.administrator:
+        yield Credential(administrator=True)
+    if credential.owner_id is not None:
+        yield Credential(owner_id=credential.owner_id)
+    if credential.token_hash is not None:
+        yield Credential(token_hash=credential.token_hash)
+
+
+def _opens(one: Credential, mailbox: Mailbox) -> bool:
+    """Whether what has opened a mailbox was this."""
+    return one.administrator or one.owner_id is None or one.owner_id == mailbox.owner_id

@@ -166,6 +166,26 @@ async def test_knows_so_many_mailboxes(store):
     assert [known.get(address, ADMIN) is not None for address in "abc"] == [True, False, True]
 
 
+async def test_knows_a_mailbox_once_whatever_is_shown_beside_what_opened_it(store):
+    """Tokens that nobody has use up no places."""
+    key = uuid4()
+    mailbox = (await store.create(owner_id=key)).mailbox
+    known = KnownMailboxes(most=3)
+    known.note("first", ADMIN, mailbox)
+    for number in range(10):
+        token = hash_token(str(number))
+        known.note("a", Credential(token, key), mailbox)
+        assert known.get("a", Credential(token)) is None
+        known.note("b", Credential(token, key, administrator=True), mailbox)
+    for address, opens in (("first", ADMIN), ("a", Credential(owner_id=key)), ("b", ADMIN)):
+        assert known.get(address, opens) is not None
+    assert known.get("b", Credential(owner_id=key)) is None
+    other = Credential(hash_token("its own"), uuid4())
+    known.note("a", other, mailbox)
+    assert known.get("a", Credential(other.token_hash)) is not None
+    assert known.get("a", Credential(owner_id=other.owner_id)) is None
+
+
 async def test_lists_an_owners_mailboxes(store):
     """An owner sees their own, the administrator all, newest first, page by page."""
     key = uuid4()

@@ -45,6 +45,7 @@ from relay.http.operations import (
     Answer,
     Call,
     Operation,
+    Overtaken,
     Query,
 )
 from relay.http.problems.details import Problem, mailbox_not_found
@@ -156,7 +157,7 @@ def register(api: Api) -> None:
         owner = owner_of(call.caller, request, trusted)
         deadline, above, much = trio.current_time() + query.timeout, 0, False
         sought: Sought | None = None
-        woken = False
+        woken = looked = False
         with (
             slots.hold(waiter, "wait"),
             watching(hub, Reach(mailbox_id=mailbox_id), call) as watch,
@@ -170,7 +171,8 @@ def register(api: Api) -> None:
                         after=after, above=above, brief=not much,
                     )  # fmt: skip
                 if found is None:
-                    raise mailbox_not_found()
+                    raise Overtaken if call.believed and not looked else mailbox_not_found()
+                looked = True
                 if found.message is not None:
                     message = found.message
                     return await api.downloads.json(owner, message.as_json(), message.loaded)

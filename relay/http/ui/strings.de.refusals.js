@@ -136,6 +136,8 @@ export default {
   "You have no such event that was given up": "Unter den eigenen ist kein solches aufgegebenes Ereignis",
   "You have no such suppression": "Unter den eigenen ist keine solche Sperre",
   "You have no such webhook": "Unter den eigenen ist kein solcher Webhook",
+  "As many calls without a key wait for mail as may": "Es warten so viele Aufrufe ohne Schlüssel auf Mail, wie dürfen",
+  "Your key has as many calls waiting for mail as one may have": "Mit diesem Schlüssel warten so viele Aufrufe auf Mail, wie mit einem dürfen",
   "Your address has as many calls waiting for mail as one may have": "Von dieser Adresse warten so viele Aufrufe auf Mail, wie von einer dürfen",
   "a bulk call says what it changes: is_read, tags, add_tags …": "ein Sammelaufruf sagt, was er ändert: is_read, tags, add_tags …",
   "a key with the scope admin has no limits on what it sends from": "für einen Schlüssel mit dem Recht admin gibt es keine Grenzen, von wem er sendet",

@@ -5,8 +5,8 @@ Promises
     page session may be over; who asks for it, of messages that were changed, and of mailboxes that
     took theirs along, too: of so many that it may be any, once a second at most.
   * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
-    mailboxes: an owner) and an address, and some that only this machine's own and the
-    administrator's calls get.
+    mailboxes: an owner), a key and an address, and some that only calls with a key, this machine's
+    own and the administrator's get.
 
 Fails with a 429 or a 503 when there is no room for one more.
 """
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import trio
@@ -34,11 +34,15 @@ from relay.metrics import registry
 from relay.ports.peers import Place, PortGate, TurnedAway
 from relay.ports.proxy import Network
 
+K = TypeVar("K")
+
 STREAMS = Gauge(
     "relay_http_streams", "Calls that wait for mail now, by kind.", ["kind"], registry=registry
 )
 
 
+_ENOUGH = "Your key has as many calls waiting for mail as one may have."
+_NO_STRANGERS = "As many calls without a key wait for mail as may."
 _EDITED = 1000  # keys that are kept; more are all of them
 _ALL_EVERY = 1.0  # s; that any message may be changed is told no more often
 
@@ -182,30 +186,36 @@ def watching(hub: Hub, reach: Reach, call: Call, *, edits: bool = False) -> Iter
 class Waiter:
     """One that waits: who it is, and on what, as it counts against the limits.
 
-    `subject`: the mailbox, or the owner of all that are waited on.
+    `subject`: the mailbox, or the owner of all that are waited on; `key`: the API key's id, if the
+    call has one.
     """
 
     subject: UUID
     host: str
     administrator: bool
+    key: UUID | None
 
     @classmethod
     def of(cls, call: Call, connection: Any, trusted: Collection[Network]) -> Waiter:
         """Return the waiter of a call; `trusted`: proxies whose word on the address counts."""
-        administrator = call.caller is not None and call.caller.key is None
-        subject = call.caller.owner_id if call.mailbox is None else call.mailbox.id
-        return cls(subject, address_of(connection, trusted), administrator)
+        caller = call.caller
+        key = None if caller is None or caller.key is None else caller.key.id
+        subject = caller.owner_id if call.mailbox is None else call.mailbox.id
+        administrator = caller is not None and key is None
+        return cls(subject, address_of(connection, trusted), administrator, key)
 
 
 class Slots:
-    """How many wait at once: on one mailbox, of one address, and in all.
+    """How many wait at once: on one mailbox, with one key, of one address, and in all.
 
-    The administrator may take the last of them; strangers, and any one address, may not.
+    One key, and one address, may take a quarter of all places, calls without a key half of them;
+    the administrator may take the last.
     """
 
     def __init__(self, limits: Limits, trusted: Collection[Network] = ()) -> None:
         self._limits = limits
         self._held: dict[UUID, int] = {}
+        self._with: dict[UUID | None, int] = {}  # by key; None: without one
         self._gate = PortGate(
             "streams", limits.streams, max(1, limits.streams // 4), trusted=trusted
         )
@@ -228,6 +238,7 @@ class Slots:
                 " one owner on all mailboxes.",
                 headers={"Retry-After": "5"},
             )
+        self._check_key(waiter)
         place = self._gate.enter(waiter.host, trio.current_time(), privileged=waiter.administrator)
         if place is TurnedAway.PEER:
             raise Problem(
@@ -240,18 +251,38 @@ class Slots:
             raise unavailable("Too many calls wait for mail; try again.", retry_after=5)
         return place
 
+    def _check_key(self, waiter: Waiter) -> None:
+        if waiter.administrator:
+            return
+        share = 2 if waiter.key is None else 4
+        if self._with.get(waiter.key, 0) >= max(1, self._limits.streams // share):
+            raise Problem(
+                429, "too-many-waits", _NO_STRANGERS if waiter.key is None else _ENOUGH,
+                headers={"Retry-After": "5"},
+            )  # fmt: skip
+
     @contextmanager
     def hold(self, waiter: Waiter, kind: str) -> Iterator[None]:
         """Count one more for the block; `check` first."""
-        subject = waiter.subject
         place = self._enter(waiter)
-        self._held[subject] = self._held.get(subject, 0) + 1
-        STREAMS.labels(kind).inc()
-        try:
-            yield
-        finally:
-            STREAMS.labels(kind).dec()
-            place.leave()
-            self._held[subject] -= 1
-            if not self._held[subject]:
-                del self._held[subject]
+        with (
+            _one_more(self._held, waiter.subject),
+            nullcontext() if waiter.administrator else _one_more(self._with, waiter.key),
+        ):
+            STREAMS.labels(kind).inc()
+            try:
+                yield
+            finally:
+                STREAMS.labels(kind).dec()
+                place.leave()
+
+
+@contextmanager
+def _one_more(counts: dict[K, int], key: K) -> Iterator[None]:
+    counts[key] = counts.get(key, 0) + 1
+    try:
+        yield
+    finally:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]

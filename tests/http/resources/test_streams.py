@@ -87,6 +87,21 @@ async def test_a_wait_looks_up_no_mailbox_that_its_caller_made(house: House):
     assert (await house.client.get(waits, headers=token)).status_code == 404
 
 
+async def test_a_wait_ends_with_its_mailbox_though_there_is_another_at_the_address(house: House):
+    """It was there when the wait began."""
+    body = {"local_part": "ada"}
+    made = await house.client.post("/api/v1/mailboxes", json=body, headers=house.admin)
+    address = made.json()["address"]
+    async with waiting(house, address, house.admin) as answers, house.pool.transaction() as conn:
+        await conn.execute("DELETE FROM relay.mailboxes")
+        await conn.execute(
+            "INSERT INTO relay.mailboxes (address, plan, owner_type, owner_id, expires_at)"
+            " VALUES (%s, 'enterprise', 'api', %s, now() + interval '1 hour')",
+            (address, ADMINISTRATOR_ID),
+        )
+    assert answers[0].status_code == 404
+
+
 @pytest.mark.parametrize("named", [True, False])
 async def test_a_wait_finds_the_mailbox_that_another_relay_made_at_the_address(
     house: House, named: bool
@@ -129,7 +144,10 @@ async def test_one_address_does_not_use_up_the_waits_of_others(database_url: str
     """On however many mailboxes it waits, the last places are the administrator's."""
     limits = dataclasses.replace(SMALL, streams=32, streams_per_mailbox=8)
     async with open_house(database_url, pool, limits) as house:
-        inboxes = [await house.mailbox() for _ in range(5)]
+        inboxes = [await house.mailbox() for _ in range(2)]
+        for opens in [await house.key() for _ in range(3)]:
+            made = await house.client.post("/api/v1/mailboxes", headers=opens)
+            inboxes.append((made.json()["address"], opens))
         async with trio.open_nursery() as nursery:
             for address, token in inboxes:
                 for _ in range(6):
@@ -143,6 +161,34 @@ async def test_one_address_does_not_use_up_the_waits_of_others(database_url: str
                 429, "too-many-waits",
             )  # fmt: skip
             assert (await house.client.get(url, headers=house.admin)).status_code == 204
+            nursery.cancel_scope.cancel()
+
+
+async def test_one_key_does_not_use_up_the_waits_of_others(database_url: str, pool: Pool):
+    """On however many mailboxes it gets a quarter of all places; those without one get half."""
+    limits = dataclasses.replace(SMALL, streams=16, streams_per_mailbox=8)
+    async with open_house(database_url, pool, limits) as house:
+        ours, theirs = await house.key(), await house.key()
+
+        async def wait_on_a_new_one(opens: dict[str, str], seconds: int) -> httpx.Response:
+            made = (await house.client.post("/api/v1/mailboxes", headers=opens)).json()
+            headers = opens or {"X-Session-Token": made["session_token"]}
+            url = f"{BASE}/{made['address']}/messages/wait?timeout={seconds}"
+            return await house.client.get(url, headers=headers)
+
+        async with trio.open_nursery() as nursery:
+            held = 0
+            for opens, most in ((theirs, 4), ({}, 8)):
+                for _ in range(most):
+                    nursery.start_soon(wait_on_a_new_one, opens, 60)
+                held += most
+                await house.waiting(count=held)
+                refused = await wait_on_a_new_one(opens, 0)
+                assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (
+                    429, "too-many-waits",
+                )  # fmt: skip
+            for opens in (ours, house.admin):
+                assert (await wait_on_a_new_one(opens, 0)).status_code == 204
             nursery.cancel_scope.cancel()
 
 
