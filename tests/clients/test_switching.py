@@ -70,9 +70,12 @@ def send(relay: RelayProcess, *recipients: str) -> None:
     message["Subject"] = "Reset your password"
     message.set_content("Your code is 482913.\nhttps://shop.example/reset?t=1")
     message.add_alternative(
-        '<p>Your code: <b>482913</b> <a href="https://shop.example/reset?t=1">Reset</a></p>',
+        '<p>Your code: <b>482913</b> <a href="https://shop.example/reset?t=1">Reset</a></p>'
+        '<img src="cid:logo@shop.example">',
         subtype="html",
     )
+    _, shown = message.iter_parts()
+    shown.add_related(b"PNG", maintype="image", subtype="png", cid="<logo@shop.example>")
     message.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="invoice.pdf")
     with smtplib.SMTP(*relay.smtp) as smtp:
         smtp.send_message(message, "shop@shop.example", list(recipients))

@@ -45,7 +45,8 @@ def pytest_fixture_setup(fixturedef):
         result = run_pytest(inner, *parallel)
         result.assert_outcomes(errors=20, passed=1)
         looked = (inner.path / "looked").read_text().split()
-        assert looked in (["once"], ["once"] * len(parallel)), "once in each process"
+        processes = int(parallel[-1]) if parallel else 1
+        assert 1 <= len(looked) <= processes, "once in each process that has a test of these"
         title = " relay-client: why tests have no relay "
         errors, _, end = result.stdout.str().partition(title)
         short = "no relay (see relay-client at the end): the relay does not answer GET "

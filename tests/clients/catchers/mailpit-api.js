@@ -63,7 +63,10 @@ async function main() {
       [part.FileName, part.ContentType, part.Size, part.Checksums.MD5.length],
       ["invoice.pdf", "application/pdf", 4, 32],
     );
-    assert.deepEqual(message.Inline, []);
+    assert.deepEqual(
+      message.Inline.map((one) => [one.ContentID, one.ContentType, one.Size]),
+      [["logo@shop.example", "image/png", 3]],
+    );
   });
   await call("getMessageHeaders()", async () => {
     const headers = await mailpit.getMessageHeaders(id);

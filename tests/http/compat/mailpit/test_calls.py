@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from email import message_from_bytes, policy
 from email.message import EmailMessage
 from typing import Any
 
@@ -236,15 +237,19 @@ async def test_filters_that_look_at_headers(house: House):
     address, _ = await house.mailbox()
     plain = str(await house.deliver(address, letter(address)))
     fields = {"Cc": "Carl <carl@x.example>", "Reply-To": "r@x.example", "Message-ID": "<one@x>"}
-    full = str(await house.deliver(address, letter(**fields)))
+    message = message_from_bytes(letter(**fields), EmailMessage, policy=policy.default)
+    message.add_alternative('<img src="cid:logo@x.example">', subtype="html")
+    _, html = message.iter_parts()
+    html.add_related(b"PNG", "image", "png", cid="<logo@x.example>")
+    full = str(await house.deliver(address, message.as_bytes()))
     await house.client.put(
         f"{MAILPIT}/tags", json={"IDs": [full], "Tags": ["a/b"]}, headers=house.admin
     )
     for query, wanted in (
         ("cc:CARL", [full]), ("-cc:carl", [plain]), ("reply-to:r@x", [full]),
         ("message-id:one@", [full]), (f"bcc:{address}", [full]), ("is:tagged", [full]),
-        ("!is:tagged", [plain]), ("has:inline", []), ('tag:"A B"', [full]),
-        ("hello -message-id:one", [plain]),
+        ("!is:tagged", [plain]), ("has:inline", [full]), ("-has:inline", [plain]),
+        ('tag:"A B"', [full]), ("hello -message-id:one", [plain]),
     ):  # fmt: skip
         found = await listed(house, house.admin, query)
         assert [one["ID"] for one in found["messages"]] == wanted, query
