@@ -47,6 +47,7 @@ from relay.http.problems.details import (
     repeated_parameter,
     unknown_parameter,
 )
+from relay.mailboxes.visibility import Reach
 
 JSON_BODY = 64 * 1024
 """Bytes that a JSON body may have unless its operation says otherwise."""
@@ -196,6 +197,13 @@ class Call:
     def refusal(self) -> Refusal:
         """What this call would be refused with by now."""
         return self.admission.refusal
+
+    @property
+    def reach(self) -> Reach:
+        """The mailboxes that it is about: the one that it names, or all that its caller may see."""
+        if self.mailbox is not None:
+            return Reach(mailbox_id=self.mailbox.id)
+        return Reach(owner_id=None if self.caller.key is None else self.caller.key.id)
 
 
 class Overtaken(Exception):

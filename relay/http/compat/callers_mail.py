@@ -21,7 +21,6 @@ from relay.http.feeds.parsed import until_parsed
 from relay.http.limits.fair_limiter import Crowded, FairLimiter
 from relay.http.operations import Call
 from relay.http.problems.details import Problem, from_status, unavailable
-from relay.http.resources.all_messages import reach_of
 from relay.http.responses.downloads import disposition, once
 from relay.http.responses.raw_mail import RawMail
 from relay.http.routing import Api
@@ -53,7 +52,7 @@ class CallersMail:
 
     async def until_parsed(self, call: Call) -> None:
         """Return once all is shown that was accepted before; sooner if that takes too long."""
-        await until_parsed(self.api, call, reach_of(call))
+        await until_parsed(self.api, call, call.reach)
 
     async def search(
         self,
@@ -71,17 +70,17 @@ class CallersMail:
             await self.until_parsed(call)
         async with self.api.heavy_calls.turn(call):
             return await self.mails.search(
-                reach_of(call), criteria, start=start, limit=limit, room=room
+                call.reach, criteria, start=start, limit=limit, room=room
             )
 
     async def tags(self, call: Call) -> dict[str, int]:
         """The tags of what a caller sees, each with the messages that have it."""
         async with self.api.heavy_calls.turn(call):
-            return await self.mails.tags(reach_of(call))
+            return await self.mails.tags(call.reach)
 
     async def find(self, call: Call, mail_id: str) -> Mail:
         """The mail of an id; 404."""
-        mail = await self.mails.find(reach_of(call), mail_id)
+        mail = await self.mails.find(call.reach, mail_id)
         if mail is None:
             raise no_such_message()
         return mail

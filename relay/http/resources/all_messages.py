@@ -4,10 +4,7 @@ of many messages of one mailbox by one call.
 With a session token that is its one mailbox; with a key, the key's; the administrator's token shows
 everybody's, and what was captured.
 
-Promises
-  * Nothing polls: whoever waits subscribes first, looks in the database second and sleeps third.
-    Only where something is being stored beside what is there already, the next look is soon.
-  * Each message is sent once a stream, in the order in which messages became readable.
+Promises, besides those of `relay.http.feeds.following_mail` and `relay.http.waiting.waiters`
   * A bulk call names what it changes: by a `q`, without which it is refused (`q=*` is everything),
     or by ids, of which those that are not there any more are passed over.  One that takes too long
     is a 503 that says how many it has done, and so is one that tags what was not parsed yet; what
@@ -145,11 +142,6 @@ class WaitAnywhereQuery(WaitQuery):
     q: _Q = None
 
 
-def as_json(entry: Entry, placed: Placed) -> dict[str, Any]:
-    """The entry as lists over several mailboxes show it."""
-    return entry.as_json() | placed.as_json()
-
-
 def register(api: Api) -> None:
     """Declare the calls."""
     everything = api.deps.all_messages
@@ -181,9 +173,7 @@ def register(api: Api) -> None:
         terms = parse(query.q or "")
         heavy = terms or query.rows > SHORT
         async with api.heavy_calls.turn(call) if heavy else nullcontext():
-            page = await everything.page(
-                reach_of(call), terms, limit=query.rows, cursor=query.cursor
-            )
+            page = await everything.page(call.reach, terms, limit=query.rows, cursor=query.cursor)
             return await listed(api, call, page.items, next_link(page.cursor))
 
     @api.add(
@@ -200,7 +190,7 @@ def register(api: Api) -> None:
         ),
     )
     async def tags(call: Call) -> Response:
-        return json_response([{"tag": tag} for tag in await everything.tags(reach_of(call))])
+        return json_response([{"tag": tag} for tag in await everything.tags(call.reach)])
 
     async def counted_as(change: Callable[[], Awaitable[int]]) -> Response:
         """How many a change came to; the 503 that says so where it was cut short."""
@@ -239,7 +229,7 @@ def register(api: Api) -> None:
             ),
         )
         async def handler(call: Call) -> Response:
-            terms, reach = parse(call.query.q or ""), reach_of(call)
+            terms, reach = parse(call.query.q or ""), call.reach
             async with api.heavy_calls.turn(call) if terms else nullcontext():
                 count, more = await everything.count(reach, terms)
             return json_response({"count": count, "more": more})
@@ -265,7 +255,7 @@ def register(api: Api) -> None:
             ),
         )
         async def handler(call: Call) -> Response:
-            return await counted_as(lambda: everything.delete_these(reach_of(call), call.body.ids))
+            return await counted_as(lambda: everything.delete_these(call.reach, call.body.ids))
 
     def bulk(
         name: str,
@@ -295,7 +285,7 @@ def register(api: Api) -> None:
             ),
         )
         async def handler(call: Call) -> Response:
-            terms, reach = _named(call.query.q), reach_of(call)
+            terms, reach = _named(call.query.q), call.reach
             if body is not None and call.body.change == Change():
                 raise Invalid("a bulk call says what it changes: is_read, tags, add_tags …")
             async with api.heavy_calls.turn(call) if terms else nullcontext():
@@ -351,7 +341,7 @@ def register(api: Api) -> None:
     async def wait(call: Call) -> Response:
         query: WaitAnywhereQuery = call.query
         after = None if query.after is None else parse_after(query.after)
-        terms, reach = _terms(query), reach_of(call)
+        terms, reach = _terms(query), call.reach
         deadline, above, woken = trio.current_time() + query.timeout, 0, False
         reads_old = True  # what was there before, which may be much; later looks see what is new
         by_text = any(term.field == "any" for term in terms)
@@ -407,7 +397,7 @@ def register(api: Api) -> None:
         ),
     )
     async def events(call: Call) -> Response:
-        waiter, reach = Waiter.of(call, request, trusted), reach_of(call)
+        waiter, reach = Waiter.of(call, request, trusted), call.reach
         slots.check(waiter)
         last = request.headers.get("Last-Event-ID", call.query.after)
         if last is None:
@@ -439,13 +429,6 @@ def register(api: Api) -> None:
             follow,
             as_event,
         )
-
-
-def reach_of(call: Call) -> Reach:
-    """The mailboxes that a call is about: the one that it names, or all that its caller may see."""
-    if call.mailbox is not None:
-        return Reach(mailbox_id=call.mailbox.id)
-    return Reach(owner_id=None if call.caller.key is None else call.caller.key.id)
 
 
 def _named(q: str | None) -> tuple[Term, ...]:

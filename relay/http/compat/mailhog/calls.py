@@ -27,7 +27,6 @@ from relay.http.compat.declarations import MOST_ROWS, NO_EVENTS, Window, compat,
 from relay.http.compat.mailhog.shapes import message
 from relay.http.operations import Call, json_bytes
 from relay.http.problems.details import from_status
-from relay.http.resources.all_messages import reach_of
 from relay.http.responses.json_pieces import json_pieces
 from relay.http.routing import Api
 from relay.mailboxes.mails import EVERYTHING, Criteria, Found, Mail
@@ -119,7 +118,7 @@ def register(api: Api) -> None:
 
     @api.add("DELETE", f"{API}/v1/messages", compat("mailhogDeleteAll", "send"))
     async def delete_all(call: Call) -> Response:
-        reach = reach_of(call)
+        reach = call.reach
         await callers.change_found(call, lambda: deps.all_messages.delete(reach, ()))
         return _nothing()
 
@@ -130,7 +129,7 @@ def register(api: Api) -> None:
 
     @api.add("DELETE", f"{API}/v1/messages/<message_id>", compat("mailhogDelete", "send"))
     async def delete(call: Call, message_id: str) -> Response:
-        mail, reach = await callers.find(call, message_id), reach_of(call)
+        mail, reach = await callers.find(call, message_id), call.reach
         await callers.change(call, lambda: mails.delete(reach, [str(mail.id)]))
         return _nothing()
 

@@ -15,7 +15,6 @@ from relay.http.compat.mailpit import shapes
 from relay.http.compat.mailpit.filters import parse
 from relay.http.compat.mailpit.shared import API, OK, OfSearch, criteria_of
 from relay.http.operations import Call
-from relay.http.resources.all_messages import reach_of
 from relay.mailboxes.changes import Change
 from relay.mailboxes.mails import EVERYTHING, Criteria
 
@@ -38,7 +37,7 @@ def register(callers: CallersMail) -> None:
             total = found
             if criteria is not None:
                 total = await callers.search(call, EVERYTHING, 0, 0, again=True)
-            tags = await deps.all_messages.tags(reach_of(call))
+            tags = await deps.all_messages.tags(call.reach)
         # Held again at once, as what the answer is made of.
         shown = shapes.page(found, window.at, total.count, total.unread, tags)
         loaded = sum(mail.loaded for mail in found.mails)
@@ -57,7 +56,7 @@ def register(callers: CallersMail) -> None:
     @api.add("DELETE", f"{API}/messages", deleting)
     async def delete(call: Call) -> Response:
         ids = (await members_of(deleting)).texts("IDs")
-        reach = reach_of(call)
+        reach = call.reach
         if ids:
             await callers.change(call, lambda: mails.delete(reach, ids))
         else:
@@ -66,7 +65,7 @@ def register(callers: CallersMail) -> None:
 
     @api.add("DELETE", f"{API}/search", compat("mailpitDeleteFound", "send", query=OfSearch))
     async def delete_found(call: Call) -> Response:
-        criteria, reach = _meant(criteria_of(call.query)), reach_of(call)
+        criteria, reach = _meant(criteria_of(call.query)), call.reach
         await callers.change_found(call, lambda: mails.delete_found(reach, criteria))
         return text(OK)
 
@@ -75,7 +74,7 @@ def register(callers: CallersMail) -> None:
     @api.add("PUT", f"{API}/messages", marking)
     async def mark(call: Call) -> Response:
         members = await members_of(marking)
-        ids, reach = members.texts("IDs"), reach_of(call)
+        ids, reach = members.texts("IDs"), call.reach
         read, searched = members.truth("Read"), members.text("Search")
         if ids and searched:
             raise bad("You may specify either IDs or a search query, not both.")

@@ -19,7 +19,6 @@ from relay.http.compat.mailpit.shared import API, OK, ROOT, OfSearch, named
 from relay.http.compat.mime_text import fields_of, text_of
 from relay.http.operations import Call, json_response
 from relay.http.problems.details import from_status
-from relay.http.resources.all_messages import reach_of
 from relay.http.resources.previews import (
     Own,
     own_hosts,
@@ -74,7 +73,7 @@ def register(callers: CallersMail) -> None:
 
     async def mark_read(call: Call, mail: Mail) -> None:
         if not mail.is_read and request.method != "HEAD":
-            read = partial(mails.change, reach_of(call), [str(mail.id)], Change(is_read=True))
+            read = partial(mails.change, call.reach, [str(mail.id)], Change(is_read=True))
             await callers.change(call, read)
 
     @api.add("GET", f"{API}/message/<message_id>", compat("mailpitMessage", "read", query=OfSearch))

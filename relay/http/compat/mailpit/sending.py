@@ -29,7 +29,6 @@ from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit.shared import API
 from relay.http.compat.mailpit.tags import tag_of
 from relay.http.operations import Call, json_response, read_body
-from relay.http.resources.all_messages import reach_of
 from relay.http.resources.send import MADE, MAX_FILES_BYTES, MAX_TEXT, SEND_BODY
 from relay.ids import new_id
 from relay.mailboxes.accept import NobodyThere
@@ -93,7 +92,7 @@ def register(callers: CallersMail) -> None:
         MADE.labels("stored").inc()
         await callers.until_parsed(call)
         first = str(min(stored.values()))
-        found = await deps.mails.find(reach_of(call), first)
+        found = await deps.mails.find(call.reach, first)
         return json_response({"ID": first if found is None else str(found.id)})
 
 

@@ -13,7 +13,6 @@ from relay.http.compat.callers_mail import CallersMail
 from relay.http.compat.declarations import compat
 from relay.http.compat.mailpit.shared import API, OK
 from relay.http.operations import Call, json_response
-from relay.http.resources.all_messages import reach_of
 from relay.mailboxes.changes import Change
 from relay.mailboxes.query import Term
 
@@ -25,14 +24,14 @@ def register(callers: CallersMail) -> None:
     @api.add("GET", f"{API}/tags", compat("mailpitTags", "read"))
     async def tags(call: Call) -> Response:
         await callers.until_parsed(call)
-        return json_response(await deps.all_messages.tags(reach_of(call)))
+        return json_response(await deps.all_messages.tags(call.reach))
 
     tagging = compat("mailpitTag", "read", body=True)
 
     @api.add("PUT", f"{API}/tags", tagging)
     async def tag(call: Call) -> Response:
         members = await members_of(tagging)
-        ids, reach = members.texts("IDs"), reach_of(call)
+        ids, reach = members.texts("IDs"), call.reach
         change = Change(tags=[tag for each in members.texts("Tags") if (tag := tag_of(each))])
         await callers.change(call, lambda: mails.change(reach, ids, change))
         return text(OK)
@@ -51,7 +50,7 @@ def register(callers: CallersMail) -> None:
         return await retagged(call, name, Change(remove=[storable(name)]))
 
     async def retagged(call: Call, name: str, change: Change) -> Response:
-        reach = reach_of(call)
+        reach = call.reach
         terms = (Term("tag", name),)
         await callers.change_found(call, lambda: deps.all_messages.change(reach, terms, change))
         return text(OK)
