@@ -1,15 +1,15 @@
 """The application: every call of the control plane, behind one gate.
 
 What: `create_app(deps)` returns a quart-trio application whose routes are exactly the declared
-operations of the modules in `resources/`.
+operations of the modules in `resources/`, and those of other catchers in `compat/`.
 
 Promises
   * Each request passes, in this order: Host and Origin; the route; the rate; the credential and
     its permission; the names of parameters; free disk space, where the call stores something; the
     body's size and time; its values; the handler (docs/http.md).
-  * Each refusal is a problem document (`problems`).  An unexpected exception is a 500 that
-    says nothing, and one log line that says everything; a database outage is a 503 with
-    `Retry-After`.
+  * Each refusal is a problem document (`problems`), but for those of `compat/`, which are plain
+    texts, as there.  An unexpected exception is a 500 that says nothing, and one log line that says
+    everything; a database outage is a 503 with `Retry-After`.
   * Responses carry nosniff, no-referrer and a content policy that allows nothing, unless the
     page at hand needs some of it.
 """

@@ -1,7 +1,7 @@
 """The route table: what a resource module registers its calls with.
 
-What: `register(api)` of each module in `resources/` declares its calls with `api.add(method, rule,
-operation)`; `app.py` mounts what was collected.
+What: `register(api)` of each module in `resources/`, and of each catcher in `compat/`, declares its
+calls with `api.add(method, rule, operation)`; `app.py` mounts what was collected.
 
 Promises
   * A call without an `Operation` does not exist: there is no other way to add one.

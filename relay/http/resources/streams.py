@@ -1,17 +1,11 @@
 """Waiting for mail: the long poll, Server-Sent Events, and the same as a WebSocket.
 
-Promises
-  * Nothing polls.  Whoever waits subscribes first, looks in the database second and sleeps
-    third, until a wake-up, the time-out or the instant of expiry; then looks again.  Wake-ups
-    are hints; an event stream also looks with every keep-alive.
-  * Each message is sent once a stream, in the order in which messages became readable, also
-    when one that came earlier took longer to parse.
+Promises, besides those of `relay.http.feeds.following_mail` (nothing polls; each message once, in
+order; what a slow reader costs) and of `relay.http.waiting.waiters` (how many may wait)
+  * An event stream also looks with every keep-alive, since wake-ups are hints.
+  * A message is sent in its turn also when one that came earlier took longer to parse.
   * Everything here ends at the mailbox's end, at once when its page session does, and within two
     keep-alives of its key's: a wait with the answer that a new one would get, a stream by closing.
-  * Nobody's waits use up the places of others: there are so many a mailbox and an address, and
-    some that only this machine's own and the administrator's calls get.
-  * A slow reader costs one page of entries, not a queue: the next page is read from the
-    database when the one before has been written.
 
 Fails: a database outage is a 503 for a wait that has to look for mail; streams outlive it and
 look again, for mail and for their keys.

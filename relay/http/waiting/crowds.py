@@ -1,15 +1,17 @@
-"""Those of one owner who wait on a mailbox where many do: one of them looks, for all.
+"""Crowds: where many wait on one mailbox, one of each owner's looks in the database for them all.
 
-One mail wakes all who wait on its mailbox, and most of them wait for another.  So where there are
-more than `FEW`, mail wakes one of each owner's alone, the leader: it reads what is new, without
-texts, and rings for those for whom it may be.
+One mail wakes everybody who waits on its mailbox, and most of them wait for another mail.  So where
+more than `FEW` wait there, those of one owner are a crowd.  New mail wakes only its leader, the
+member that joined first; the others are muted.  The leader reads what is new, without texts, and
+rings for each member for whom one of these mails may be.
 
 Promises
-  * Nobody misses mail: what came before one joins has rung for that one; what comes later the
-    leader looks for, from where the look of whoever came least far ended; and where the leader goes
-    before it has, another leads and looks.
-  * A look takes one turn for a look; after one in vain they may rest
-    (`HeavyCalls.looked_in_vain`).  Both are their owner's, so nobody waits for another's.
+  * No member misses mail.  Each says up to which `seq` it has looked itself.  The leader looks from
+    the lowest of these on, so that what came before a member joined, and after its own look, is
+    found, too.  A leader that leaves before it has looked hands that on: the next one looks.
+  * A look takes one turn for a look.  After one that was in vain the crowd may have to rest
+    (`HeavyCalls.looked_in_vain`).  Turn and rest are the owner's, so that nobody waits for another
+    owner's crowd.
 
 Fails with `DatabaseUnavailable` (temporary) from the pool, for the leader; then another leads.
 """

@@ -1,9 +1,11 @@
 """Whoever waits for mail: what wakes them, and how many there may be.
 
 Promises
-  * Whoever waits hears of new mail, of their mailbox's end, of the relay's stopping, and when their
-    page session may be over; who asks for it, of messages that were changed, and of mailboxes that
-    took theirs along, too: of so many that it may be any, once a second at most.
+  * Whoever waits is woken by new mail, by the end of their mailbox, by the relay's stopping, and
+    when their page session may be over.
+  * Whoever asks for it is also woken by messages that were changed, and by mailboxes that took
+    theirs along, and told which; where these are too many, that it may be any, and so once a second
+    at most.
   * Nobody's waits use up the places of others: there are so many a mailbox (of calls over all
     mailboxes: an owner), a key and an address, and some that only calls with a key, this machine's
     own and the administrator's get.

@@ -222,6 +222,7 @@ def _parsed(handle: InboxHandle, limit: int, deadline: float) -> Flow[list[JSON]
             _answers.LIST,
             deadline,
         )
+        # Null is said of a message that is not parsed yet, and so has no subject either.
         parsed = all(entry.get("has_attachments", False) is not None for entry in entries)
         if parsed or time.monotonic() + pause > until:
             return entries
