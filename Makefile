@@ -55,18 +55,10 @@ $(READY): requirements.lock $(RUNNABLE)
 run: $(RUNNABLE)
 	@exec $(BIN)/relay up
 
-# The browser's driver keeps an event loop of its own in the main thread: processes for itself.
-# The others wait half of the time, for sockets, for disks and for time: it takes four at a time to
-# keep two cores busy, and three that drive browsers.
-# A file stays in one process: what it starts is its tests' alone.  Files keep their order, or those
-# of one long test would come last, when nobody else has anything left to do.  A browser's have no
-# such tests: the one with a third of them comes first.
-# Browsers are driven from one folder only (tests/conftest.py): to read all files for it would take
-# each of the three processes longer than its first tests.
+# Two runs side by side: tests/side_by_side.py.
 test: setup
 	@$(COMPILE)
-	$(PYTEST) tests/browser -n 3 --dist loadfile -m "browser and not soak"
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder -m "not browser and not soak"
+	@exec $(BIN)/python -m tests.side_by_side
 
 # The clients' own tests, against a relay of theirs.
 test-clients: setup

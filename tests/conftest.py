@@ -13,10 +13,12 @@ failure: what the tests need is installed there.
 import functools
 import gc
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from inspect import iscoroutinefunction
 from math import inf
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -40,6 +42,20 @@ BROWSERS = Path(__file__).with_name("browser")
 default.create_ssl_context = functools.cache(  # type: ignore[attr-defined]
     default.create_ssl_context  # type: ignore[attr-defined]
 )
+
+
+def pytest_configure() -> None:
+    """End at SIGTERM and SIGHUP as at Ctrl-C: relays and servers that were started are stopped."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    then = signal.getsignal(signal.SIGINT)  # Trio's own while it runs
+    if not callable(then):
+        raise KeyboardInterrupt
+    then(signal.SIGINT, frame)
 
 
 def _fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:

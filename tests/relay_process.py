@@ -23,7 +23,7 @@ import trio
 
 from relay.db.embedded import Embedded
 from relay.db.migrate import migrate
-from tests import loaded
+from tests import loaded, orphans
 
 START_TIMEOUT = 60.0  # initdb on a busy machine; an ordinary start takes under two seconds
 
@@ -125,6 +125,7 @@ class RelayProcess:
         with open(self.log_file, "ab") as log:
             if self.forked and all(name.startswith("RELAY_") for name in self.env):
                 self.process = loaded.start(words, env, log.fileno())
+                orphans.end_after_us(self.process.pid, loaded.__name__)
                 return self.process
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *words],
@@ -134,6 +135,7 @@ class RelayProcess:
                 stderr=log,
                 start_new_session=True,
             )
+            orphans.end_after_us(self.process.pid, str(self.data_dir))
         if self.open_files is not None:  # it raises its soft limit to the hard one: in time, both
             limits = (self.open_files, self.open_files)
             resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, limits)

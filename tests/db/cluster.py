@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 
 from relay.db.cluster import binaries as embedded_binaries
 from relay.db.cluster import namespace_command
+from tests import orphans
 
 _numbers = itertools.count(1)
 _ROOM = 4 * 2**30  # bytes, for two servers of two versions with a heap of databases each
@@ -116,6 +117,7 @@ class Cluster:
                 stderr=log,
                 start_new_session=True,
             )
+        orphans.end_after_us(self.process.pid, str(self.data), signal.SIGQUIT)
         deadline = time.monotonic() + 30
         while True:
             try:
