@@ -182,6 +182,17 @@ class Gate:
                 ahead += other < mine or (other == mine and not came)
         return max(room - ahead, 0)
 
+    def allows(self, owner: Hashable, now: float) -> int | None:
+        """The same; None: it is gone, so any.
+
+        In one step, for claims ask it of each lane that has something due, one after the other.
+        """
+        if self.window >= self._full and self.gone:
+            return None
+        if now < self.opens_at or self.busy >= self.window:
+            return 0
+        return self.room_for(owner, now)
+
     def _turn_lasts_until(self, owner: Hashable) -> float:
         return max(self._turns[owner], self.opens_at + self._unit * MOMENT) + _GRACE
 
@@ -402,20 +413,18 @@ class Gates:
     def forget(self, now: float) -> None:
         """Drop the gates that are gone, or so long open that nobody seems to come any more."""
         long_ago = now - 2 * LONGEST_PAUSE * self._unit
-        for gate in self._gates.values():
+        stale = []
+        for key, gate in self._gates.items():
             if gate.suspended_until <= now:
                 gate.suspended_until = -float("inf")
-        stale = {
-            key: gate
-            for key, gate in self._gates.items()
-            if not gate.busy and (gate.gone or gate.trouble_until < long_ago)
-        }
-        for key in stale:
-            del self._gates[key]
-        dropped = set(map(id, stale.values()))
-        for lane, (gate, _, _) in list(self._lanes.items()):
-            if gate.gone or id(gate) in dropped:
-                del self._lanes[lane]
+            if not gate.busy and (gate.trouble_until < long_ago or gate.gone):
+                stale.append(key)
+        dropped = {id(gate): gate for gate in map(self._gates.pop, stale)}
+        gone = [
+            lane for lane, (gate, _, _) in self._lanes.items() if id(gate) in dropped or gate.gone
+        ]
+        for lane in gone:
+            del self._lanes[lane]
 
     def reopen(self) -> None:
         """End every pause, but what was asked for: the next delivery probes at once."""
@@ -456,14 +465,13 @@ class Gates:
 
     def allowance(self, lane: int, now: float) -> int | None:
         """How many more of a lane's messages may be claimed; None: as many as you like."""
-        gate, owner, _ = self._lanes.get(lane, _NO_GATE)
-        if gate is None or gate.gone:
+        met = self._lanes.get(lane)
+        room = None if met is None else met[0].allows(met[1], now)
+        if room is None:
             if not self._cap:
                 return None
             room = self._cap
-        else:
-            room = gate.room_for(owner, now)
-        return max(room - self._under_way.get(lane, 0), 0)
+        return max(room - self._under_way.get(lane, 0), 0) if room else 0
 
     def next_opening(self, now: float) -> float | None:
         """The earliest instant after `now` at which a gate that has mail waiting opens, or lets
@@ -471,9 +479,6 @@ class Gates:
         gates = {id(gate): gate for gate, _, _ in self._lanes.values()}.values()
         instants = (at for gate in gates for at in (gate.opens_at, gate.turns_change_at))
         return _earliest(at for at in instants if now < at < float("inf"))
-
-
-_NO_GATE: tuple[Gate | None, Hashable, str | None] = (None, None, None)
 
 
 def _worst_first(one: Standing) -> tuple[float, int, int, str]:

@@ -190,6 +190,10 @@ class _Room:
         held = self._held.lanes.get(lane, 0) + self._asked.get(lane, 0)
         return most_for(of_owner, self._spare, held)
 
+    def is_for_any_lane(self, of_owner: int) -> bool:
+        """Whether `most` is something whatever a lane has in hand."""
+        return of_owner > self._spare
+
     def leave_to_lower(self, unused: int) -> int:
         """How many the lower priorities may have of so many that high priority has not used.
 
@@ -455,9 +459,10 @@ class LaneBook:
             of_owner = room.most_of(key)
             if not of_owner:
                 return
-            for entry in owner.lanes.values():
-                if entry.floor <= at and room.most(entry.lane, of_owner):
-                    allowed = allowance(entry.lane, entry.domain) if allowance else None
+            any_lane = room.is_for_any_lane(of_owner)
+            for lane, entry in owner.lanes.items():
+                if entry.floor <= at and (any_lane or room.most(lane, of_owner)):
+                    allowed = allowance(lane, entry.domain) if allowance else None
                     if allowed is None or allowed > 0:
                         yield key, (entry, allowed)
 
