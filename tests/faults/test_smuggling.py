@@ -30,7 +30,7 @@ from tests.actors.test_lmtp import serving as lmtp
 from tests.actors.test_submission import TOKEN
 from tests.actors.test_submission import serving as submitting
 from tests.certificates import write
-from tests.smtp.service import Client, Service, serving_by_warm_processes
+from tests.smtp.service import Client, Service, serving_by_loaded_processes
 from tests.smtp.service import serving as serving_here
 
 NAMED = [
@@ -81,7 +81,7 @@ serving_without_core = functools.partial(
 
 
 @pytest.fixture(
-    params=[serving_here, serving_without_core, serving_by_warm_processes],
+    params=[serving_here, serving_without_core, serving_by_loaded_processes],
     ids=["here", "without-core", "processes"],
 )
 def serving(request):

@@ -11,20 +11,20 @@ import pytest
 from relay.db.pool import Pool
 from relay.smtp.trampoline import Trampoline
 from tests.smtp.plain import Plain
-from tests.smtp.service import Service, serving_by_warm_processes
+from tests.smtp.service import Service, serving_by_loaded_processes
 from tests.smtp.service import serving as serve
 
 
 def _served(how: Any) -> Callable[..., AbstractAsyncContextManager[Service]]:
     def made(pool: Pool, **options: Any) -> AbstractAsyncContextManager[Service]:
-        if how is serving_by_warm_processes:
+        if how is serving_by_loaded_processes:
             return how(pool, count=1, **options)
         return serve(pool, scheduling=how(), **options)
 
     return made
 
 
-@pytest.fixture(params=[Trampoline, Plain, serving_by_warm_processes])
+@pytest.fixture(params=[Trampoline, Plain, serving_by_loaded_processes])
 def serving(request):
     """Serves on the trampoline, as plain tasks, and in another process."""
     return _served(request.param)

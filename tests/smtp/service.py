@@ -33,8 +33,8 @@ from relay.smtp.limits import SmtpLimits, part_of
 from relay.smtp.server import Scheduling
 from relay.storage import AMPLE, Space
 from supervisor import Backoff, ChildSpec, Context, Mailbox, Supervisor, SupervisorSpec
+from tests import loaded
 from tests.eventually import eventually
-from tests.smtp import warm
 
 
 class Client:
@@ -331,9 +331,9 @@ async def serving_by_processes(
             yield service
 
 
-def serving_by_warm_processes(pool: Pool, **options: Any) -> AbstractAsyncContextManager[Service]:
+def serving_by_loaded_processes(pool: Pool, **options: Any) -> AbstractAsyncContextManager[Service]:
     """The same with processes that are forked: for tests of sessions, not of how one starts."""
-    return serving_by_processes(pool, start=warm.start, **options)
+    return serving_by_processes(pool, start=loaded.start_smtp, **options)
 
 
 async def _named(context: Context, actor: Callable[[], Awaitable[None]]) -> None:

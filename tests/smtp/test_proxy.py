@@ -19,7 +19,7 @@ from tests.smtp.service import Client, Service
 PROXY = "127.0.0.2"
 
 
-@pytest.fixture(params=[services.serving, services.serving_by_warm_processes])
+@pytest.fixture(params=[services.serving, services.serving_by_loaded_processes])
 def serving(request):
     """Ingest that trusts one proxy, with its sessions in this process, and in others."""
     return lambda pool, **options: request.param(pool, proxies=[PROXY], **options)

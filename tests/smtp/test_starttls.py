@@ -183,7 +183,7 @@ async def test_a_process_that_finds_no_good_certificate_says_so(pool, certificat
     file = trio.Path(certificate[0])
     good = await file.read_bytes()
     await file.write_bytes(b"nothing")
-    made = services.serving_by_warm_processes(pool, count=1, certificate=certificate)
+    made = services.serving_by_loaded_processes(pool, count=1, certificate=certificate)
     async with made as service, service.client() as client:
         assert "STARTTLS" in (await client.ask("EHLO c"))
         assert (await client.ask("STARTTLS"))[:9] == "454 4.7.0"
