@@ -7,7 +7,8 @@ is what the kernel remembers of how a process began (`/proc`'s `cmdline` and `en
 looks at that, or at the load itself, starts it as people do.
 
 `python -m tests.loaded FD` is that process: it takes one request after the other from the socket,
-and tells of each fork how it ended through the pipe that came with its request.
+and tells of each fork how it ended through the pipe that came with its request.  Forks that are
+there when nobody can ask any more get SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import random
 import select
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -179,6 +181,8 @@ def _serve(connection: socket.socket) -> tuple[str, list[str]] | None:
                 continue
             request, fds, _, _ = socket.recv_fds(connection, _MOST, 5)
             if not request:
+                for watch in ends:  # nobody is there any more who would
+                    signal.pidfd_send_signal(watch, signal.SIGTERM)
                 return None
             asked = json.loads(request)
             end, out, error, *kept = fds

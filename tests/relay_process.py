@@ -125,7 +125,6 @@ class RelayProcess:
         with open(self.log_file, "ab") as log:
             if self.forked and all(name.startswith("RELAY_") for name in self.env):
                 self.process = loaded.start(words, env, log.fileno())
-                orphans.end_after_us(self.process.pid, loaded.__name__)
                 return self.process
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *words],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,29 @@ def test_a_fork_is_told_apart_by_nothing_that_a_test_asks(tmp_path: Path) -> Non
     assert process.poll() == -signal.SIGKILL
     assert right.start() > 0
     assert right.stop() == 0
+
+
+_STARTS = """
+import sys, time
+from pathlib import Path
+from tests.relay_process import RelayProcess
+relay = RelayProcess(Path(sys.argv[1]), env={"RELAY_DATABASE__URL": sys.argv[2]})
+relay.start()
+print(relay.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_fork_ends_with_who_started_it(tmp_path: Path, database_url: str) -> None:
+    """However that ends: it stops as if it had been told to."""
+    command = [sys.executable, "-c", _STARTS, str(tmp_path / "data"), database_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        fork = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            assert not select.select([fork], [], [], 0)[0]
+            parent.kill()
+            assert select.select([fork], [], [], 30)[0]
+        finally:
+            os.close(fork)
+    assert "stopped" in (tmp_path / "data.log").read_text()
