@@ -70,6 +70,7 @@ from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.delivery.gatekeeper import Gatekeeper
 from relay.outbound.delivery.loopback import Loopback
 from relay.outbound.delivery.workers import ReportField, Way, Workers
+from relay.outbound.mx.dane import DanePolicies
 from relay.outbound.mx.direct import Direct
 from relay.outbound.mx.policy import Policy
 from relay.outbound.mx.tls_results import TlsResults
@@ -82,7 +83,7 @@ from relay.outbound.queue.settled import Settled
 from relay.outbound.queue.settler import Settler
 from relay.outbound.queue.store import Queue
 from relay.outbound.routing.routes import Routes
-from relay.outbound.routing.senders import Upstream
+from relay.outbound.routing.senders import DIRECT, Upstream, any_direct
 from relay.outbound.shaping.keeper import ShapingKeeper
 from relay.outbound.shaping.store import ShapingStore
 from relay.outbound.shaping.traffic import Traffic
@@ -133,7 +134,8 @@ class DeliverySettings:
     them through one route, 0 for any; `retry_unit`: seconds of back-off; `mx_lifetime`: seconds for
     which direct delivery is tried; `private_mx`: whether it may connect to private addresses;
     `mx_port`: the port of exchangers; `resolver`: makes who asks the DNS for them, when it is first
-    called; `policy`: of TLS to them; `results`: what is counted of that for reports.
+    called; `policy`: of TLS to them; `dane`: of that, what is proved from the start where mail goes
+    directly; `results`: what is counted of that for reports.
     """
 
     upstream: Upstream
@@ -149,6 +151,7 @@ class DeliverySettings:
     mx_port: int = 25
     resolver: Callable[[], Resolver] = _no_resolver
     policy: Policy | None = None
+    dane: DanePolicies | None = None
     results: TlsResults | None = None
     report_field: ReportField | None = None
 
@@ -225,6 +228,8 @@ async def run(
                     helping.start_soon(signer.follow, hub)
                     helping.start_soon(signer.processes.run)
                 helping.start_soon(sender.await_knowledge)
+                if settings.dane is not None:
+                    helping.start_soon(_prove, settings.dane, settings.upstream, pool)
                 async with trio.open_nursery() as delivering:
                     sender.workers.nursery = delivering
                     ctx.ready()
@@ -233,6 +238,15 @@ async def run(
             await sender.workers.hang_up()
         finally:
             sender.leave()
+
+
+async def _prove(dane: DanePolicies, upstream: Upstream, pool: Pool) -> None:
+    """Have it known whether there is DANE from the start, if any mail goes directly."""
+    try:
+        if upstream.url == DIRECT or await any_direct(pool):
+            await dane.follow()
+    except DatabaseUnavailable:
+        return  # the first look at a domain has it known, too
 
 
 class _Sender:

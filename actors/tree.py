@@ -583,8 +583,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
     reports_from = _reports_from(settings)
     tls_results = None if reports_from is None else TlsResults()
+    dane = DanePolicies(resolver, port=outbound.mx_port, results=tls_results)
     tls_policies = DaneFirst(
-        DanePolicies(resolver, port=outbound.mx_port, results=tls_results),
+        dane,
         _sts_policies(settings, pool, resolver, tls_results),
     )
     connections = _connections(settings, resources)
@@ -684,6 +685,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 mx_port=outbound.mx_port,
                 resolver=resolver,
                 policy=tls_policies,
+                dane=dane,
                 results=tls_results,
                 report_field=_report_field(outbound.report_field, tokens),
             ),

@@ -23,7 +23,7 @@ from relay.checks import spf, sts
 from relay.checks.details import in_one_line, quoted
 from relay.checks.dmarc import organisational_domain
 from relay.checks.tags import Unusable, decoded, parse, text
-from relay.dns.questions import Answer, Asking, Question, RecordType, Status, is_name
+from relay.dns.questions import Answer, Asking, Proof, Question, RecordType, Status, is_name
 from relay.ip import ip_address
 
 POLICY_AGE = 604_800
@@ -490,6 +490,28 @@ def tls_reports(domain: str) -> Asking[Entry]:
     else:
         said = "it has no rua= that is mailto: or https:"
     return _entry("TLS-RPT", question, records, wanted, False, said)
+
+
+# ----------------------------------------------------------------------------- DANE
+
+_UNBELIEVED = {
+    "remote": "mail leaves without DANE: {0}, which is asked, is not on this machine",
+    "unvalidated": "mail leaves without DANE: {0} does not validate what it answers",
+    "silent": "whether {0} validates is not known: it says nothing of the root",
+}
+
+
+def dane(domain: str, proof: Proof) -> Entry:
+    """Whether this relay, which delivers the domain's mail, obeys what receivers publish.
+
+    There is nothing to publish for it: the DNS servers that are asked decide.
+    """
+    if proof.validates:
+        said = "receivers' TLSA records are obeyed: the DNS servers validate what they answer"
+        return Entry("DANE", domain, "TLSA", None, None, True, said)
+    ok = None if proof.validates is None else False
+    said = in_one_line(_UNBELIEVED[proof.why].format(proof.server or "the DNS"), 4096)
+    return Entry("DANE", domain, "TLSA", None, None, ok, said, optional=True)
 
 
 # ------------------------------------------------------------------------------ PTR

@@ -64,6 +64,17 @@ class Answer(NamedTuple):
         return self.status in {Status.NXDOMAIN, Status.NO_DATA}
 
 
+class Proof(NamedTuple):
+    """Whether the servers validate what they answer (DNSSEC), with no network on its way."""
+
+    validates: bool | None
+    """None: no server said."""
+    why: str = ""
+    """Why not: `remote` (a server is not on this host), `unvalidated`, or `silent`."""
+    server: str = ""
+    """Which is it."""
+
+
 def found(*records: str) -> Answer:
     """An answer with these records; none: no data."""
     return Answer(Status.FOUND if records else Status.NO_DATA, records)

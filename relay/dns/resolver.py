@@ -45,7 +45,7 @@ import trio
 
 from relay.chance import randbelow
 from relay.dns import wire
-from relay.dns.questions import NXDOMAIN, ROOT, Answer, Asking, Question, Status, is_name
+from relay.dns.questions import NXDOMAIN, ROOT, Answer, Asking, Proof, Question, Status, is_name
 from relay.dns.turns import AT_ONCE, MOST_LATE, PATIENCE, Turns
 from relay.errors import TemporaryFailure
 from relay.ip import is_loopback
@@ -76,17 +76,6 @@ class ResolverStatistics(NamedTuple):
     cached: int
     asked: int
     """Questions that servers were asked, each counted once."""
-
-
-class Proof(NamedTuple):
-    """Whether the servers validate what they answer (DNSSEC), with no network on its way."""
-
-    validates: bool | None
-    """None: no server said."""
-    why: str = ""
-    """Why not: `remote` (a server is not on this host), `unvalidated`, or `silent`."""
-    server: str = ""
-    """Which is it."""
 
 
 class _Cached(NamedTuple):

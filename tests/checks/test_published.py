@@ -7,6 +7,7 @@ import pytest
 from relay.checks.published import (
     Entry,
     Key,
+    dane,
     dkim,
     dmarc,
     mta_sts,
@@ -16,7 +17,7 @@ from relay.checks.published import (
     sts_policy,
     tls_reports,
 )
-from relay.dns.questions import FAILED
+from relay.dns.questions import FAILED, Proof
 from tests.checks.asking import Zone, answered
 
 D = "shop.example"
@@ -213,3 +214,20 @@ def test_the_name_of_an_address_leads_back_to_it(name, back, ok):
     """Forward-confirmed, as receivers ask."""
     zone = {("1.2.0.192.in-addr.arpa", "PTR"): name, ("mx.shop.example", "A"): back}
     assert answered(reverse("192.0.2.1", "mx.shop.example"), zone).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("proof", "ok", "detail"),
+    [
+        (Proof(True), True, "receivers' TLSA records are obeyed"),
+        (Proof(False, "remote", "192.0.2.53"), False, "192.0.2.53, which is asked, is not on this"),
+        (Proof(False, "unvalidated", "127.0.0.1"), False, "127.0.0.1 does not validate"),
+        (Proof(None, "silent", "127.0.0.1"), None, "it says nothing of the root"),
+        (Proof(None, "silent"), None, "whether the DNS validates is not known"),
+    ],
+)
+def test_it_is_said_whether_mail_leaves_with_dane(proof, ok, detail):
+    """Advice where it does not: many resolvers do not validate."""
+    entry = dane("shop.example", proof)
+    assert (entry.ok, entry.optional, entry.wanted) == (ok, ok is not True, None)
+    assert detail in entry.detail

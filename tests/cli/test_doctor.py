@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import trio
 from cryptography.fernet import Fernet
 from psycopg.conninfo import make_conninfo
 
@@ -55,6 +56,7 @@ from relay.settings import load
 from tests.certificates import write
 from tests.cli.command import cli
 from tests.db.bouncer import Bouncer
+from tests.dns.server import DnsServer
 from tests.relay_process import RelayProcess
 
 
@@ -467,6 +469,29 @@ def test_mail_that_goes_nowhere_is_found(server: Server, tmp_path: Path) -> None
     assert "geheim" not in plain.found
     assert "password" in upstream(f"smtp://u:geheim@{server.address}").found
     assert upstream(f"smtps://{server.address}").state == "FAIL"
+
+
+async def test_direct_mail_without_a_resolver_that_validates_is_found(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """Whoever delivers directly is told that there is no DANE before any mail is delivered."""
+    names: DnsServer = await nursery.start(DnsServer({("", "NS"): ["a.root."]}).run)
+    settings = {
+        "RELAY_OUTBOUND__UPSTREAM": "mx:",
+        "RELAY_DNS__SERVERS": f'["127.0.0.1:{names.address[1]}"]',
+    }
+
+    async def dane() -> Finding:
+        def look() -> Finding:
+            return list(check_upstream(patient(tmp_path, None, **settings)))[-1]
+
+        return await trio.to_thread.run_sync(look)
+
+    assert ((found := await dane()).check, found.state) == ("dane", "warn")
+    assert "does not validate" in found.found
+    assert "unbound" in found.advice
+    names.signed = ("",)
+    assert (await dane()).state == "ok"
 
 
 def test_what_somebody_paused_is_found(relay: RelayProcess) -> None:

@@ -16,8 +16,8 @@ from trio.testing import wait_all_tasks_blocked
 from relay.checks import spf
 from relay.checks.evidence import examine
 from relay.checks.verdict import judge
-from relay.dns.questions import Question, Status
-from relay.dns.resolver import Proof, Resolver, system_servers
+from relay.dns.questions import Proof, Question, Status
+from relay.dns.resolver import Resolver, system_servers
 from relay.dns.turns import AT_ONCE, MOST_LATE, PATIENCE
 from tests.checks.signing import record, rsa_key, sign
 from tests.dns.server import DnsServer

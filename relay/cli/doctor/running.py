@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import smtplib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -156,6 +156,7 @@ def check_upstream(patient: Patient) -> Iterator[Finding]:
             f"mx: straight to the servers of each domain, greeted as {name}",
             "set RELAY_SMTP__DOMAINS to a name that your address has: others refuse this one",
         )
+        yield _dane(settings.dns.servers)
         return
     shown = str(show(settings)["outbound.upstream"])
     fault = _trouble(upstream, settings.outbound.ca_file)
@@ -165,6 +166,24 @@ def check_upstream(patient: Patient) -> Iterator[Finding]:
         f"{shown} answers" if fault is None else f"{shown}: {fault}",
         "check host, port and firewall; until it answers, mail waits",
         bad=FAIL,
+    )
+
+
+def _dane(servers: Sequence[str]) -> Finding:
+    """Whether the DNS servers validate, without which certificates are not held against TLSA."""
+    import trio
+
+    from relay.checks.published import dane
+    from relay.dns.resolver import Resolver
+    from relay.settings import parse_dns_server
+
+    proof = trio.run(Resolver([parse_dns_server(server) for server in servers]).proof)
+    said = dane("", proof)
+    return judged(
+        "dane",
+        said.ok is True,
+        said.detail,
+        "have a validating resolver on this machine (unbound), and RELAY_DNS__SERVERS name it",
     )
 
 

@@ -7,6 +7,7 @@ Promises
 - The addresses that mail leaves from are asked for where it is delivered directly (`mx:`): those of
   its sources, else those that the system chooses.  What is not public is told as not known: by
   which address its mail arrives nobody here can see.
+- Where mail of the domain is delivered directly, it says whether that goes with DANE.
 - A policy of MTA-STS is fetched as senders fetch it: its certificate verified, no redirect
   followed, and from the public internet alone (`relay.webhooks.post`).
 
@@ -105,8 +106,14 @@ class DomainChecks:
 
         signs = any(key.state == "active" for key in keys)
         helo = self._host or domain
+
+        async def believed() -> None:
+            found[7] = [published.dane(domain, await resolver.proof())]
+
         async with trio.open_nursery() as nursery:
             nursery.start_soon(exchanges)
+            if DIRECT in upstreams:
+                nursery.start_soon(believed)
             seen = [address for address in addresses if is_public(address)]
             by = published.sender_policy(domain, helo, _hosts(upstreams), seen)
             nursery.start_soon(ask, 1, by)

@@ -30,13 +30,14 @@ class PublishedRecord(View):
     record: Annotated[
         str,
         Field(
-            description="MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT or PTR; Domain "
-            "alone: the name is not public, and nothing was asked"
+            description="MX, SPF, DKIM, DMARC, MTA-STS, MTA-STS policy, TLS-RPT, DANE (whether "
+            "mail that leaves by mx: heeds receivers' TLSA records) or PTR; Domain alone: the name "
+            "is not public, and nothing was asked"
         ),
     ]
     name: str
     type: Annotated[
-        str, Field(description="MX, TXT or PTR; HTTPS: a file at that URL; empty of a Domain")
+        str, Field(description="MX, TXT, TLSA or PTR; HTTPS: a file at that URL; empty of a Domain")
     ]
     found: str | None
     wanted: str | None

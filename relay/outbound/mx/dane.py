@@ -29,6 +29,8 @@ Promises
   others' questions may wait for its, the resolver's turns say (`relay.dns.turns`).
 - Mail of domains shares a connection where the records are the same, but with usage 2, where the
   domain's name may count.
+- Whether it can be believed is known, and said, from the start where mail goes directly
+  (`follow`), and before any mail in any case.
 - While no server says anything of the root, what was proved last holds; and as long as nothing was,
   what calls itself signed is believed to be, of servers on this host: that one was silent when the
   relay started lets no mail go where it may not.
@@ -147,6 +149,13 @@ class DanePolicies:
         self._on: bool | None = None  # nothing was said yet
         self._asked_again_at = 0.0
         self._turn = trio.Lock()
+
+    async def follow(self) -> None:
+        """Prove it at once and whenever that is due again, until cancelled: the log says so before
+        there is any mail."""
+        while True:
+            await self.is_on()
+            await trio.sleep_until(self._asked_again_at)
 
     async def is_on(self) -> bool:
         """Whether the DNS is believed; asked for when it is not known, once for all."""

@@ -113,6 +113,14 @@ async def _check_public(upstream: Upstream) -> None:
         pass  # no address yet; it is looked at again whenever it is connected to
 
 
+async def any_direct(pool: Pool) -> bool:
+    """Whether a sender's mail goes to the exchangers of its domain."""
+    found: bool = await pool.fetch_value(
+        "SELECT EXISTS (SELECT FROM relay.senders WHERE upstream = %s)", (DIRECT,)
+    )
+    return found
+
+
 class Senders:
     """The identities in `relay.senders`."""
 

@@ -196,6 +196,9 @@ async def test_where_direct_mail_leaves_from_has_a_name_that_leads_back(
             leaving=chosen,
         )
         found = await checks.check("shop.example")
+    # Nothing is signed there, and who does not deliver it has no part in it.
+    dane = [(one.ok, one.optional) for one in found if one.record == "DANE"]
+    assert dane == ([(False, True)] if upstream == "mx:" else [])
     reversed_ = [one for one in found if one.record == "PTR"]
     assert {one.name: one.ok for one in reversed_} == said
     assert all("not checked" in one.detail for one in reversed_ if one.ok is None)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
 from relay.access.owners import REPORTS_ID
 from relay.db.pool import Pool
-from relay.dns.resolver import Proof, Resolver
+from relay.dns.questions import Proof
+from relay.dns.resolver import Resolver
 from relay.outbound.mx.dane import PROVED, TLSA, UNPROVED, DaneFirst, DanePolicies, Matching
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
@@ -26,6 +28,7 @@ from tests.outbound.mx.pki import Issued, issue, serving
 from tests.outbound.mx.test_direct import Says, World, answers, world
 from tests.outbound.mx.test_sts import count
 from tests.outbound.node import put
+from tests.outbound.running import running_outbound
 from tests.outbound.sink import Script, well_behaved
 
 Zone = dict[tuple[str, str], list[str]]
@@ -277,6 +280,55 @@ async def test_a_resolver_that_is_silent_at_first_lets_no_mail_by(virtual: MockC
         server.failing.add(("", "NS"))
         virtual.jump(UNPROVED)
         assert not await policies.is_on()
+
+
+@pytest.mark.parametrize(
+    ("upstream", "of_a_sender", "expected"),
+    [("mx:", "loop:", True), ("loop:", "mx:", True), ("loop:", "loop:", False)],
+)
+async def test_it_is_known_from_the_start_whether_the_resolver_validates(
+    pool: Pool, upstream: str, of_a_sender: str, expected: bool
+):
+    """Before any mail, where mail goes directly by the relay's upstream or a sender's; where none
+    does, nobody asks."""
+    await pool.execute(
+        "INSERT INTO relay.senders (id, address, upstream)"
+        " VALUES (gen_random_uuid(), 'a@shop.example', %s)",
+        (of_a_sender,),
+    )
+    async with names({}, signed=()) as server:
+        dane = asking(server)
+        with structlog.testing.capture_logs() as lines:
+            async with running_outbound(pool, upstream, policy=DaneFirst(dane), dane=dane) as out:
+                await out.at_rest()
+                if expected:
+                    await eventually(lambda: lines, "it says so", until=lambda n: off(n) != [])
+        assert [(one["server"], one["reason"]) for one in off(lines)] == (
+            [("127.0.0.1", "unvalidated")] if expected else []
+        )
+        assert server.asked["", "NS"] == int(expected)
+
+
+def off(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines that say that there is no DANE."""
+    return [line for line in lines if line["event"] == "outbound.dane_off"]
+
+
+async def test_who_follows_it_hears_of_a_change_without_any_mail(virtual: MockClock):
+    """An hour later, or a minute where it was not proved."""
+    async with names({}, signed=()) as server, trio.open_nursery() as nursery:
+        dane = asking(server)
+        with structlog.testing.capture_logs() as lines:
+            nursery.start_soon(dane.follow)
+            await eventually(lambda: lines, "it is off", until=lambda n: off(n) != [])
+            server.signed = SIGNED
+            virtual.jump(UNPROVED)
+            await eventually(
+                lambda: [line["event"] for line in lines],
+                "it is on",
+                until=lambda events: events[-1] == "outbound.dane_on",
+            )
+        nursery.cancel_scope.cancel()
 
 
 # What follows -------------------------------------------------------------------------------------
