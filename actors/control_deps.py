@@ -122,10 +122,9 @@ def control_deps(
 
     def destinations(owner: UUID | None, domain: str | None) -> Sequence[Standing]:
         now = trio.current_time()
-        found = gates.statistics(now, None if owner is None else owner.int, domain)
-        if owner is not None:
-            return found  # of whom is slowed it is not known whose mail that concerns
-        return [*found, *(one for one in traffic.statistics(now) if one.concerns(domain))]
+        whose = None if owner is None else owner.int
+        held = gates.statistics(now, whose, domain)
+        return [*held, *traffic.statistics(now, whose, domain)]
 
     def make(serving: Serving) -> Deps:
         all_messages = AllMessages(pool)

@@ -17,7 +17,7 @@ from tests.relay_process import RelayProcess
 
 DOMAINS = [
     "mute.test", "hangs.test", "stalls.test", "slow.test", "busy.test", "angry.test",
-    "tired.test", "silent.dns.test",
+    "tired.test", "cramped.test", "roomy.test", "silent.dns.test",
 ]  # fmt: skip
 MANY = 24
 RULES = """
@@ -28,6 +28,13 @@ domains = ["angry.test", "tired.test"]
 code = 421
 text = "too much"
 suspend = "2h"
+
+[provider.narrow]
+domains = ["cramped.test", "roomy.test"]
+
+[[provider.narrow.replies]]
+code = 450
+slow = "2h"
 """
 WHY = {
     "mute.test": (Why.SILENT, "connect: no answer"),
@@ -53,6 +60,8 @@ async def misbehave(session: Session, verb: str, line: str) -> bytes | None:
             return b"451 4.3.2 too busy\r\n"
         case "angry.test", "RCPT":
             return b"421 4.7.0 too much from you\r\n"
+        case "cramped.test", "RCPT":
+            return b"450 4.7.0 slower, admin\r\n"
     return None
 
 
@@ -90,7 +99,7 @@ def look(relay: RelayProcess) -> None:
         def seen(**headers: str) -> dict[str, dict[str, Any]]:
             """The first that is told of each domain."""
             found: dict[str, dict[str, Any]] = {}
-            for domain in DOMAINS:
+            for domain in WHY:
                 answer = api.get(
                     "/api/v1/queue/destinations", params={"domain": domain}, headers=headers
                 )
@@ -128,6 +137,23 @@ def look(relay: RelayProcess) -> None:
         key = api.post("/api/v1/keys", json={"owner": "someone", "scopes": ["send"]}).json()
         mine = {"Authorization": f"Bearer {key['token']}"}
         assert seen(**mine) == {}
+
+        def slowed(**headers: str) -> list[dict[str, Any]]:
+            answer = api.get("/api/v1/queue/destinations", headers=headers).raise_for_status()
+            return [one for one in answer.json() if one["why"] == Why.SLOWED]
+
+        send("cramped.test")
+        (one,) = eventually_sync(slowed, "it is slowed", until=bool)
+        assert (one["route"], one["rule"], one["domains"]) == (
+            "narrow", "narrow:13", ["cramped.test"],
+        )  # fmt: skip
+        assert one["reason"] == "slowed to 50%: 450 4.7.0 slower, admin"
+        assert slowed(**mine) == []
+        send("roomy.test", 1, **mine)
+        (one,) = eventually_sync(
+            lambda: slowed(**mine), "an owner is told, of his own domains", until=bool
+        )
+        assert (one["domains"], one["reason"]) == (["roomy.test"], "slowed to 50%: 450")
         for domain in ("mute.test", "angry.test"):
             send(domain, 1, **mine)
         theirs = eventually_sync(

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from prometheus_client import Counter
@@ -357,6 +357,14 @@ class Gatekeeper:
             self.suspend(asked, now)
         else:
             log.warning("outbound.slowed", factor=asked.factor, **told)
+            for other in (job, *self._waiting_for(receiver)):
+                traffic.awaits(receiver, other.owner, other.domain)
+
+    def _waiting_for(self, receiver: Receiver) -> Iterator[Job]:
+        """What waits in the lines of a receiver."""
+        for line in self._dispatch.lines.values():
+            if line.waits and receiver_of(line.key) == receiver:
+                yield from line.jobs()
 
     def _refused(self, job: Job, outcome: Outcome) -> None:
         log.info("outbound.recipient_suppressed", id=str(job.message.id), code=outcome.code)

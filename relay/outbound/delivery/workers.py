@@ -333,6 +333,7 @@ class Workers:
         """Let a job wait in the line of its domain's site, which has been found."""
         line, receiver = self._site_line(site, job)
         known_since = self._traffic.meets(job.domain, receiver, now)
+        self._traffic.awaits(receiver, job.owner, job.domain)
         if now < known_since + _UNMETERED and self._traffic.limits(receiver, now).rate is not None:
             # When it was claimed nobody knew what rate it falls under.
             self._give_back(job, _UNMETERED)

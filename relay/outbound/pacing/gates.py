@@ -43,7 +43,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from relay.outbound.pacing.backoff import LONGEST_PAUSE, MOMENT, pause
-from relay.outbound.pacing.held_back import Standing, Why
+from relay.outbound.pacing.held_back import MOST_DOMAINS, Standing, Why
 
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
@@ -80,7 +80,6 @@ kept."""
 _MOST_SERVED = 64  # owners of whom is known when they had their turn
 
 _OTHERS = "others"  # instead of an owner: it is not known whose mail it was
-_MOST_DOMAINS = 20  # that are named of those behind a gate
 
 LONG = 24 * 60
 """Units, a day of 60 s: a trouble of so long is more than a bad hour, which a backlog may meet with
@@ -406,7 +405,7 @@ class Gates:
                 # Of a route and what is claimed of it, what has failed says more.
                 names |= set(other.domains)
                 worse = max(standing, other, key=lambda one: (one.strikes, -one.window))
-                standing = replace(worse, domains=tuple(sorted(names)[:_MOST_DOMAINS]))
+                standing = replace(worse, domains=tuple(sorted(names)[:MOST_DOMAINS]))
             found[key.route, key.domain, whose] = standing
         return sorted(found.values(), key=_worst_first)
 
@@ -502,7 +501,7 @@ def _standing(
         held_for=None if gate.since == float("inf") else max(now - gate.since, 0.0),
         rule=gate.rule,
         owner=None if key.is_for_claims else key.owner,
-        domains=tuple(sorted(domains)[:_MOST_DOMAINS]),
+        domains=tuple(sorted(domains)[:MOST_DOMAINS]),
     )
 
 

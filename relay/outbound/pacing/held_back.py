@@ -26,6 +26,9 @@ from relay.smtp.client import Outcome, Phase
 OPENING = frozenset({Phase.CONNECT, Phase.EHLO, Phase.TLS, Phase.AUTH})
 """The phases that are before any mail."""
 
+MOST_DOMAINS = 20
+"""Domains that are named of those whose mail was held back."""
+
 _POLICY_UNMET = "4.7.5"
 
 
@@ -86,10 +89,6 @@ class Standing:
     """Whose mail is held back; None: everybody's."""
     domains: tuple[str, ...] = ()
     """To where mail goes that was held back by it last."""
-
-    def concerns(self, domain: str | None) -> bool:
-        """Whether mail to a domain is among it; None: any is."""
-        return domain is None or domain == self.domain or domain in self.domains
 
 
 def why_of(outcome: Outcome) -> Why:

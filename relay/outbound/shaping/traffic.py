@@ -14,7 +14,10 @@ Promises
 - A reply is judged without what it repeats of the mail (`echoes.py`), and no site that is no
   provider's is suspended by one alone (`LEAST_REPLIES`).
 - What is over by time is over without anybody's doing.
-- Memory: `MOST_SEEN` domains are remembered, the least recently met go first.
+- An owner is told of a slowed receiver if mail of his has waited for it since, to which domains,
+  and of what was replied the code alone: it may have been to others.
+- Memory: `MOST_SEEN` domains are remembered, the least recently met go first; of each slowed
+  receiver `MOST_CONCERNED` owners with their domains.
 
 Fails: never.  Pure; instants are handed in, and rules are read anew each time they are asked for.
 """
@@ -32,7 +35,7 @@ from typing import NamedTuple
 
 from relay.outbound.mx.sites import Site, SiteKey
 from relay.outbound.pacing.gates import GateKey
-from relay.outbound.pacing.held_back import Standing, Why
+from relay.outbound.pacing.held_back import MOST_DOMAINS, Standing, Why
 from relay.outbound.pacing.rate import Rate
 from relay.outbound.routing.sources import Sources
 from relay.outbound.shaping.echoes import unechoed, without
@@ -54,6 +57,9 @@ MOST_SEEN = 20_000
 
 LEAST_REPLIES = 2
 """Replies that it takes to suspend who is no provider's, whatever a rule says: one may be odd."""
+
+MOST_CONCERNED = 1_000
+"""Domains of owners whose mail has waited for a slowed receiver that are remembered."""
 
 SUSPENDED = "suspended"
 SLOWED = "slowed"
@@ -141,6 +147,7 @@ class Traffic:
         self._learned: dict[tuple[Receiver, str], Learned] = {}
         self._seen: OrderedDict[tuple[str, str], tuple[Receiver, float]] = OrderedDict()
         self._rated: dict[str, Receiver] = {}
+        self._concerned: dict[Receiver, OrderedDict[tuple[Hashable, str], None]] = {}
 
     @property
     def rules(self) -> Rules:
@@ -319,6 +326,8 @@ class Traffic:
             if before is not None and before.kind == SLOWED and before.factor == row.factor:
                 row = there[key] = row._replace(since=before.since)
         self._learned = there
+        for receiver in [one for one in self._concerned if (one, SLOWED) not in there]:
+            del self._concerned[receiver]
         return ended
 
     def in_force(self, now: float, kind: str) -> list[Learned]:
@@ -331,25 +340,53 @@ class Traffic:
         names = {receiver.name for (of, _), (receiver, _) in self._seen.items() if of == domain}
         return names | ({provider.name} if provider is not None else set())
 
-    def statistics(self, now: float) -> list[Standing]:
-        """Those that are slowed, the slowest first; those that are suspended have gates."""
-        slowed = sorted(self.in_force(now, SLOWED), key=lambda one: one.factor)
-        return [
-            Standing(
-                one.receiver.shown,
-                None,
-                self.limits(one.receiver, now).connections or 0,
-                0,
-                0,
-                0.0,
-                reason=f"slowed to {one.factor:.0%}: {one.reason}",
-                why=Why.SLOWED,
-                held_for=None if one.held_since == math.inf else max(now - one.held_since, 0.0),
-                rule=one.rule or None,
-                domains=(one.domain,),
-            )
-            for one in slowed
-        ]
+    def awaits(self, receiver: Receiver, owner: Hashable, domain: str) -> None:
+        """Note that mail of an owner to a domain waits for a receiver, if that is slowed."""
+        if (receiver, SLOWED) not in self._learned:
+            return
+        concerned = self._concerned.setdefault(receiver, OrderedDict())
+        concerned[owner, domain] = None
+        concerned.move_to_end((owner, domain))
+        if len(concerned) > MOST_CONCERNED:
+            concerned.popitem(last=False)
+
+    def statistics(
+        self, now: float, owner: Hashable = None, domain: str | None = None
+    ) -> list[Standing]:
+        """Those that are slowed, the slowest first; those that are suspended have gates.
+
+        `owner`: only those that mail of his has waited for, None: all; `domain`: only those that
+        mail to it goes to.
+        """
+        found = []
+        for one in sorted(self.in_force(now, SLOWED), key=lambda one: one.factor):
+            concerned = self._concerned.get(one.receiver, ())
+            domains = {to for whose, to in concerned if owner in (None, whose)}
+            if owner is None:
+                domains.add(one.domain)
+                if domain is not None and one.receiver.name in self.receivers_of(domain):
+                    domains.add(domain)
+            if domains and (domain is None or domain in domains):
+                found.append(self._standing(one, now, owner, domains))
+        return found
+
+    def _standing(
+        self, one: Learned, now: float, owner: Hashable, domains: Collection[str]
+    ) -> Standing:
+        said = one.reason if owner is None else one.reason.partition(" ")[0]
+        return Standing(
+            one.receiver.shown,
+            None,
+            self.limits(one.receiver, now).connections or 0,
+            0,
+            0,
+            0.0,
+            reason=f"slowed to {one.factor:.0%}: {said}",
+            why=Why.SLOWED,
+            held_for=None if one.held_since == math.inf else max(now - one.held_since, 0.0),
+            rule=one.rule or None,
+            domains=tuple(sorted(domains)[:MOST_DOMAINS]),
+        )
 
     def _holds(self, receiver: Receiver, kind: str, now: float) -> Learned | None:
         found = self._learned.get((receiver, kind))

@@ -8,6 +8,7 @@ from relay.outbound.mx.sites import Site, site_of
 from relay.outbound.pacing.rate import Rate
 from relay.outbound.shaping.rules import LEAST_FACTOR, STEP, Asks, Limits, Rules, parse
 from relay.outbound.shaping.traffic import (
+    MOST_CONCERNED,
     MOST_SEEN,
     SLOWED,
     SUSPENDED,
@@ -223,3 +224,37 @@ def test_shows_who_is_slowed_and_why():
         ("big", 2, "slowed to 25%: 421 no"),
     ]
     assert one.statistics(4000.0) == []
+
+
+def test_who_has_mail_for_a_slowed_receiver_is_told():
+    """Which domains of his, and the code alone of what may have been replied to others; others are
+    told nothing, and nobody is once it is over."""
+    one = traffic()
+    one.awaits(BIG, 7, "early.example")  # it is not slowed
+    learn(one, BIG, 421, 0.0)
+    one.awaits(BIG, 7, "x.example")
+    one.awaits(BIG, 8, "y.example")
+    one.awaits(Receiver("big", "bulk"), 9, "x.example")
+
+    def told(owner: int | None, domain: str | None = None) -> list[tuple[str | None, object]]:
+        return [(each.reason, each.domains) for each in one.statistics(1.0, owner, domain)]
+
+    assert told(7) == told(7, "x.example") == [("slowed to 25%: 421", ("x.example",))]
+    assert told(7, "y.example") == told(9) == told(7, "early.example") == []
+    assert told(None) == [("slowed to 25%: 421 no", ("x.example", "y.example"))]
+    one.meets("z.example", BIG, 0.0)
+    assert told(None, "z.example")
+    assert not told(None, "w.example")
+    one.take_over([], 2.0)
+    learn(one, BIG, 421, 100.0)
+    assert told(7) == []
+
+
+def test_so_many_owners_are_remembered_and_no_more():
+    """Those whose mail has waited last."""
+    one = traffic()
+    learn(one, BIG, 421, 0.0)
+    for owner in range(MOST_CONCERNED + 1):
+        one.awaits(BIG, owner, "y.example")
+    assert not one.statistics(1.0, 0)
+    assert one.statistics(1.0, 1)
