@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import trio
 from prometheus_client import Counter, Histogram
@@ -54,7 +55,7 @@ from relay.outbound.pacing.shared_rates import SharedRates, domain_key, route_ke
 from relay.outbound.queue.announcer import Announcer
 from relay.outbound.queue.claimed import Batch, Claimed
 from relay.outbound.queue.enqueue import FLUSH, HIGH
-from relay.outbound.queue.lanes import Held, LaneBook, any_high
+from relay.outbound.queue.lanes import Allowance, Held, LaneBook, any_high
 from relay.outbound.queue.settled import Settled
 from relay.outbound.queue.states import Cause
 from relay.outbound.queue.store import Queue
@@ -368,17 +369,17 @@ class _Claimer:
             self._high_due = False
             await self._sender.send(NothingHigh())
 
-    def _allowance(self) -> Callable[[int, str], int | None] | None:
+    def _allowance(self) -> Allowance | None:
         """How much of a lane its gate and its rates let through; None: nothing is limited."""
         if not self._gates and not self._limited:
             return None
         now = trio.current_time()
 
-        def allowance(lane: int, domain: str) -> int | None:
+        def allowance(lane: int, domain: str, owner: UUID) -> int | None:
             by_gate = self._gates.allowance(lane, now)
             if not self._limited or by_gate == 0:
                 return by_gate
-            by_rate = self._meter.share(self._keys(lane, domain))
+            by_rate = self._meter.share(self._keys(lane, domain), owner)
             if by_gate is None or by_rate is None:
                 return by_rate if by_gate is None else by_gate
             return min(by_gate, by_rate)
@@ -454,15 +455,15 @@ class _Claimer:
             await self._ask(wants, now)
             self._meter.survey(self._keys_due(at, now), now)
 
-    def _keys_due(self, at: datetime, now: float) -> Iterator[tuple[str, ...]]:
-        """The keys of each lane that is due and that no gate holds back.
+    def _keys_due(self, at: datetime, now: float) -> Iterator[tuple[tuple[str, ...], UUID]]:
+        """The keys and the owner of each lane that is due and that no gate holds back.
 
         The meter looks at so many of them and no further, so those that cannot be claimed from
         must not take the places of those that can.
         """
-        for lane, domain in self._book.due(at):
+        for lane, domain, owner in self._book.due(at):
             if self._gates.allowance(lane, now) != 0:
-                yield self._keys(lane, domain)
+                yield self._keys(lane, domain), owner
 
     async def _ask(self, wants: Mapping[str, int], now: float) -> None:
         assert self._rates is not None  # else nothing is limited

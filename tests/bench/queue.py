@@ -27,7 +27,7 @@ import sys
 import time
 from contextlib import ExitStack
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import trio
@@ -138,7 +138,7 @@ async def drain(dsn: str, jobs: int, throttled: str | None) -> float:
     done = 0
     send, receive = trio.open_memory_channel[list[Claimed]](2)
 
-    def allowance(lane: int, domain: str) -> int:
+    def allowance(lane: int, domain: str, owner: UUID) -> int:
         return 0 if domain == throttled else CLAIM
 
     async def finalise() -> None:

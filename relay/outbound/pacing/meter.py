@@ -5,8 +5,9 @@ It asks for little at first and for twice as much whenever that was not enough: 
 vain, no other node has.
 
 Promises: a lane under several keys gets what the scarcest of them allows, shared evenly among the
-lanes that are due; a message never goes out that no key has room for, but where its lane's key was
-not known when it was claimed (then it is put back).
+owners with lanes that are due, and an owner's part among those: to how many domains of a provider
+somebody writes makes no difference to the others; a message never goes out that no key has room
+for, but where its lane's key was not known when it was claimed (then it is put back).
 
 Fails: never.  Pure: instants are handed in.
 """
@@ -14,8 +15,9 @@ Fails: never.  Pure: instants are handed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from relay.outbound.pacing.shared_rates import SLICE, Grant
 
@@ -29,8 +31,10 @@ class _Account:
     asked: int = _LEAST // 2  # by the last lease
     granted: int = _LEAST // 2
     spent: int = _LEAST // 2  # since then
-    reserved: int = 0  # promised to lanes of the claim that is being planned
-    sharers: int = 0  # lanes of that claim
+    reserved: Counter[Hashable] = field(default_factory=Counter)
+    """Promised to lanes of the claim that is being planned, by their owners."""
+    sharers: Counter[Hashable] = field(default_factory=Counter)
+    """Lanes of that claim, by their owners."""
     asked_at: float = -math.inf
     wait_until: float = -math.inf
 
@@ -39,6 +43,12 @@ class _Account:
         if self.spent < self.granted:
             return max(self.spent, _LEAST)
         return min(2 * self.asked, _MOST) if self.granted >= self.asked else self.asked
+
+    def part_of(self, owner: Hashable, left: int) -> int:
+        """How many of `left` a lane of an owner may have."""
+        of_owner = -(-left // max(len(self.sharers), 1))
+        of_lane = -(-of_owner // max(self.sharers[owner], 1))
+        return min(of_lane, of_owner - self.reserved[owner], left - self.reserved.total())
 
     def lacks(self, now: float) -> bool:
         """Whether it is to be leased: its slice is over, or spent and worth asking again."""
@@ -59,14 +69,16 @@ class Meter:
         self.next_at: float | None = None
         """The earliest instant at which a surveyed lane that is out of messages may have more."""
 
-    def survey(self, lanes: Iterable[Sequence[str]], now: float) -> dict[str, int]:
-        """Look at the keys of each lane that has something due; return what to lease first."""
+    def survey(self, lanes: Iterable[tuple[Sequence[str], Hashable]], now: float) -> dict[str, int]:
+        """Look at the keys and the owner of each lane that has something due; return what to lease
+        first."""
         for account in self._accounts.values():
-            account.reserved = account.sharers = 0
+            account.reserved.clear()
+            account.sharers.clear()
         self.next_at = None
         wants: dict[str, int] = {}
         found = 0
-        for keys in lanes:
+        for keys, owner in lanes:
             accounts = [self._accounts.setdefault(key, _Account()) for key in keys]
             lacking = False
             wait_until = -math.inf
@@ -80,7 +92,7 @@ class Meter:
                 self.next_at = wait_until if self.next_at is None else min(self.next_at, wait_until)
                 continue
             for account in accounts:
-                account.sharers += 1
+                account.sharers[owner] += 1
             found += not lacking
             if found == _MOST_LANES or len(wants) >= _MOST_LANES:
                 break
@@ -102,8 +114,8 @@ class Meter:
             account.left = min(account.left or 0, 0) + found.granted
             account.wait_until = now + found.wait if found.granted < want else now
 
-    def share(self, keys: Sequence[str]) -> int | None:
-        """How many messages a lane under all of `keys` may claim; None: no limit.
+    def share(self, keys: Sequence[str], owner: Hashable) -> int | None:
+        """How many messages a lane of an owner, under all of `keys`, may claim; None: no limit.
 
         They are promised to it until the next survey.
         """
@@ -115,13 +127,12 @@ class Meter:
                 return 0
             if account.left is not None:
                 limited.append(account)
-                part = -(-account.left // max(account.sharers, 1))
-                part = min(part, account.left - account.reserved)
+                part = account.part_of(owner, account.left)
                 room = part if room is None else min(room, part)
         if room is not None:
             room = max(room, 0)
             for account in limited:
-                account.reserved += room
+                account.reserved[owner] += room
         return room
 
     def unspent(self, keys: Iterable[str]) -> dict[str, int]:

@@ -78,6 +78,10 @@ def lane_of(owner: UUID, domain: str, sender: UUID | None = None) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
+Allowance = Callable[[int, str, UUID], "int | None"]
+"""How many more messages a lane, to a domain, of an owner may be given now; None: any."""
+
+
 class Ask(NamedTuple):
     """Claim up to `limit` of one lane and priority, none due before `floor`."""
 
@@ -340,7 +344,7 @@ class LaneBook:
         self,
         free: int,
         at: datetime,
-        allowance: Callable[[int, str], int | None] | None = None,
+        allowance: Allowance | None = None,
         *,
         most: int | None = None,
         kept: int = 0,
@@ -349,7 +353,7 @@ class LaneBook:
     ) -> list[Ask]:
         """Say what to claim with room for `free` messages, at `at` of the database's clock.
 
-        `allowance(lane, domain)` says how many more messages a lane may be given now (None: any).
+        `allowance`: of each lane.
         `most`: no more than so many in all, None: as many as there is room for.
         `kept`: so much of the room is for high priority; of it the others get what they are
         guaranteed while there is any, and nothing else.
@@ -410,19 +414,20 @@ class LaneBook:
             elif entry.woken <= self._planned_at:
                 ring.remove(ask.owner, ask.lane)
 
-    def due(self, at: datetime) -> Iterator[tuple[int, str]]:
-        """Each lane and domain with something due at `at`, the next in turn first.
+    def due(self, at: datetime) -> Iterator[tuple[int, str, UUID]]:
+        """Each lane, domain and owner with something due at `at`, the next in turn first.
 
         One of each priority and owner at a time: who looks at the first few only sees some of each.
         """
         return _by_turns(
-            _by_turns(self._due(owner, at) for owner in ring.owners.values())
+            _by_turns(self._due(key, owner, at) for key, owner in ring.owners.items())
             for ring in self._rings
         )
 
     @staticmethod
-    def _due(owner: _Owner, at: datetime) -> Iterator[tuple[int, str]]:
-        return ((entry.lane, entry.domain) for entry in owner.lanes.values() if entry.floor <= at)
+    def _due(key: UUID, owner: _Owner, at: datetime) -> Iterator[tuple[int, str, UUID]]:
+        due = (entry for entry in owner.lanes.values() if entry.floor <= at)
+        return ((entry.lane, entry.domain, key) for entry in due)
 
     def next_due(self, after: datetime, rings: slice = slice(None)) -> datetime | None:
         """The earliest instant later than `after` at which something known becomes due.
@@ -450,7 +455,7 @@ class LaneBook:
         self,
         ring: _Ring,
         at: datetime,
-        allowance: Callable[[int, str], int | None] | None,
+        allowance: Allowance | None,
         room: _Room,
     ) -> dict[UUID, list[_May]]:
         """Which lanes may be asked for, by owner in turn: of each owner one, then another."""
@@ -462,7 +467,7 @@ class LaneBook:
             any_lane = room.is_for_any_lane(of_owner)
             for lane, entry in owner.lanes.items():
                 if entry.floor <= at and (any_lane or room.most(lane, of_owner)):
-                    allowed = allowance(lane, entry.domain) if allowance else None
+                    allowed = allowance(lane, entry.domain, key) if allowance else None
                     if allowed is None or allowed > 0:
                         yield key, (entry, allowed)
 

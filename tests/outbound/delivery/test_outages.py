@@ -13,6 +13,7 @@ from functools import cache
 from itertools import count as counting
 from itertools import pairwise
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -313,7 +314,7 @@ class Claiming(World):
         self.held.left(job.message.lane, 1)
         super()._give_back(job, now, delay)
 
-    def _allowance(self, lane: int, _domain: str) -> int | None:
+    def _allowance(self, lane: int, _domain: str, _owner: UUID) -> int | None:
         return self.gates.allowance(lane, self.now)
 
     def _have_begun(self) -> None:
