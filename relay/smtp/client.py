@@ -136,6 +136,8 @@ class Peer(NamedTuple):
     """`host[address]:port`, as mail servers log it; `host:port` where no address was reached."""
     tls: str | None = None
     """The version of TLS that was agreed on (`TLSv1.3`); None: none."""
+    source: str = ""
+    """The address of ours that it was reached from; empty: it was not reached."""
 
 
 class Outcome(NamedTuple):

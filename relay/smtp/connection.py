@@ -630,7 +630,8 @@ async def _connect(route: Route, ends: float) -> PlainStream:
 def _peer(route: Route, wire: PlainStream) -> Peer:
     """The server that was reached."""
     try:
-        return Peer(f"{route.host}[{wire.address()}]:{route.port}")
+        name = f"{route.host}[{wire.address()}]:{route.port}"
+        return Peer(name, source=wire.source())
     except OSError:  # it has hung up
         return route.peer
 

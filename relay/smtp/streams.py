@@ -96,6 +96,10 @@ class PlainStream:
         """Return the IP address that was reached; raises OSError once the peer has gone."""
         return str(peer_address(self._sock)[0])
 
+    def source(self) -> str:
+        """Return the IP address of ours that the peer is spoken to from."""
+        return str(self._sock.getsockname()[0])
+
     def quiet(self) -> bool:
         """Whether the peer has neither spoken nor hung up."""
         try:

@@ -155,7 +155,7 @@ class _Session(NamedTuple):
     """How a connection was secured, and whose mail it was counted for."""
 
     host: str
-    address: str
+    peer: Peer
     fault: str
     domains: set[str]
 
@@ -229,12 +229,14 @@ class SiteConnections(Connections):
         session = self._sessions.get(connection)
         if self._reporting is not None and session is not None and domain not in session.domains:
             session.domains.add(domain)
-            self._count(domain, session.host, session.address, session.fault)
+            self._count(domain, session.host, session.peer, session.fault)
 
-    def _count(self, domain: str, host: str, address: str, fault: str) -> None:
+    def _count(self, domain: str, host: str, peer: Peer, fault: str) -> None:
         if self._reporting is not None:
             published = self._reporting.published(domain, host)
-            self._reporting.results.count(TlsResult(domain, published, fault, host, address))
+            source = peer.source if fault else ""
+            result = TlsResult(domain, published, fault, host, _address(peer), source)
+            self._reporting.results.count(result)
 
     def suits(self, connection: Connection, mail: Mail) -> bool:
         """Whether the exchanger at the other end takes a mail as it is."""
@@ -300,8 +302,8 @@ class SiteConnections(Connections):
         """Open a connection to one exchanger, as its policy says."""
         connection, fault = await self._open_as_asked(exchanger, ends, domain)
         if self._reporting is not None:
-            address = _address(connection.peer)
-            self._sessions[connection] = _Session(exchanger.name, address, fault, set())
+            peer = connection.peer
+            self._sessions[connection] = _Session(exchanger.name, peer, fault, set())
         return connection
 
     async def _open_as_asked(
@@ -328,7 +330,7 @@ class SiteConnections(Connections):
                 if outcome.phase is not Phase.TLS:
                     raise
                 why = error.fault or TlsFault.VALIDATION
-                self._count(domain, exchanger.name, _address(error.peer), why)
+                self._count(domain, exchanger.name, error.peer, why)
                 UNMET.labels("enforce", "tls").inc()
                 if policy.why:
                     text = f"{outcome.text}; {policy.why} allows no mail to it"

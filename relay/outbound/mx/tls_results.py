@@ -38,6 +38,8 @@ class TlsResult(NamedTuple):
     """The exchanger."""
     address: str = ""
     """Of it."""
+    source: str = ""
+    """The address of ours that a session which failed came from."""
 
 
 def others(result: TlsResult) -> TlsResult:

@@ -4,8 +4,9 @@
 message that carries it.
 
 Promises
-- A report says of the relay no more than its name, and of others what they publish and where it
-  was connected to; nothing of any mail.
+- A report says of the relay no more than its name and from where it connected, if that is a public
+  address (behind NAT nobody here knows it), and of others what they publish and where it was
+  connected to; nothing of any mail.
 - The same results make the same report, byte for byte.
 
 Fails: never; a record that is none has no receivers.
@@ -29,6 +30,7 @@ from relay.access.owners import REPORTS_ID
 from relay.outbound.composing.compose import address_field, date_of
 from relay.outbound.composing.message import Address, MalformedMessage, Message, parse_address
 from relay.outbound.mx.tls_results import TlsResult
+from relay.ssrf_guard import is_public
 
 MOST_RECEIVERS = 4
 """Receivers of one report; a domain may name as many as it likes."""
@@ -143,10 +145,15 @@ def _policies(domain: str, results: Sequence[tuple[TlsResult, int]]) -> list[dic
 def _details(result: TlsResult, count: int) -> dict[str, Any]:
     return {
         "result-type": result.fault,
+        **({"sending-mta-ip": result.source} if _is_public(result.source) else {}),
         **({"receiving-mx-hostname": result.host} if result.host else {}),
         **({"receiving-ip": result.address} if result.address else {}),
         "failed-session-count": count,
     }
+
+
+def _is_public(address: str) -> bool:
+    return bool(address) and is_public(address)
 
 
 def mail_of(report: Report, to: Sequence[str], *, sender: Address, at: datetime) -> Message:

@@ -156,9 +156,9 @@ class TlsReports:
                     FROM today CROSS JOIN unnest(
                             %(keys)s::bytea[], %(domains)s::text[], %(policies)s::text[],
                             %(faults)s::text[], %(hosts)s::text[], %(addresses)s::text[],
-                            %(counts)s::bigint[], %(o_keys)s::bytea[], %(o_policies)s::text[],
-                            %(o_faults)s::text[])
-                        AS n (key, domain, policy, fault, host, address, count,
+                            %(sources)s::text[], %(counts)s::bigint[], %(o_keys)s::bytea[],
+                            %(o_policies)s::text[], %(o_faults)s::text[])
+                        AS n (key, domain, policy, fault, host, address, source, count,
                               o_key, o_policy, o_fault)
                 ), known AS MATERIALIZED (
                     SELECT d.domain, (SELECT count(*)
@@ -175,15 +175,16 @@ class TlsReports:
                            CASE WHEN fits THEN policy ELSE o_policy END AS policy,
                            CASE WHEN fits THEN fault ELSE o_fault END AS fault,
                            CASE WHEN fits THEN host ELSE '' END AS host,
-                           CASE WHEN fits THEN address ELSE '' END AS address
+                           CASE WHEN fits THEN address ELSE '' END AS address,
+                           CASE WHEN fits THEN source ELSE '' END AS source
                     FROM placed
                 )
                 INSERT INTO relay.tls_results AS r
-                    (day, domain, key, policy, fault, host, address, count)
+                    (day, domain, key, policy, fault, host, address, source, count)
                 SELECT today.day, n.domain, n.key, n.policy::jsonb, n.fault, n.host, n.address,
-                       sum(n.count)
+                       n.source, sum(n.count)
                 FROM today CROSS JOIN named n
-                GROUP BY today.day, n.domain, n.key, n.policy, n.fault, n.host, n.address
+                GROUP BY today.day, n.domain, n.key, n.policy, n.fault, n.host, n.address, n.source
                 ORDER BY n.domain, n.key  -- two nodes lock the rows in one order
                 ON CONFLICT (day, domain, key) DO UPDATE
                 SET count = r.count + excluded.count
@@ -309,7 +310,7 @@ class TlsReports:
     async def _counted(self, due: Due) -> list[tuple[TlsResult, int]]:
         rows = await self._pool.fetch(
             """
-            SELECT policy, fault, host, address, count
+            SELECT policy, fault, host, address, source, count
             FROM relay.tls_results
             WHERE day = %(day)s AND domain = %(domain)s
             ORDER BY count DESC
@@ -318,8 +319,8 @@ class TlsReports:
             {"day": due.day, "domain": due.domain, "most": MOST_ROWS},
         )
         return [
-            (TlsResult(due.domain, _published(policy), fault, host, address), count)
-            for policy, fault, host, address, count in rows
+            (TlsResult(due.domain, _published(policy), fault, host, address, source), count)
+            for policy, fault, host, address, source, count in rows
         ]
 
     async def _posted(self, report: Report, urls: Sequence[str]) -> tuple[list[str], str]:
@@ -407,6 +408,7 @@ _COLUMNS = (
     "faults",
     "hosts",
     "addresses",
+    "sources",
     "counts",
     "o_keys",
     "o_policies",
@@ -432,11 +434,12 @@ def _organisation(domain: str) -> str:
     return organisational_domain(domain)
 
 
-def _row(result: TlsResult) -> tuple[bytes, str, str, str, str, str]:
-    """Key, domain, policy, fault, host and address of a result."""
+def _row(result: TlsResult) -> tuple[bytes, str, str, str, str, str, str]:
+    """Key, domain, policy, fault, host, address and source of a result."""
     policy = json.dumps(result.published._asdict(), sort_keys=True)
-    parts = (policy, result.fault, result.host, result.address)
-    key = hashlib.sha256("\0".join(parts).encode()).digest()
+    parts = (policy, result.fault, result.host, result.address, result.source)
+    # Without a source as a relay of before has it, which adds to the same row.
+    key = hashlib.sha256("\0".join(parts).removesuffix("\0").encode()).digest()
     return (key, result.domain, *parts)
 
 

@@ -14,6 +14,7 @@ from relay.outbound.mx.tls_results import MOST_OF_DOMAIN, TlsResult, TlsResults
 from tests.outbound.mx.test_dane import Shown, Zone, delivering, publish
 from tests.outbound.mx.test_direct import Refuses, Says, World
 
+HERE = "127.0.0.1"  # from where a session that failed came
 STS = Published("sts", ("version: STSv1",), ("*.example",))
 
 
@@ -40,12 +41,24 @@ async def test_sessions_are_counted_by_domain_and_policy(pool, tmp_path):
         assert results.take() == {
             TlsResult("one.example", good, "", "mx2.example", "127.0.0.2"): 1,
             TlsResult("two.example", good, "", "mx2.example", "127.0.0.2"): 1,
-            TlsResult("bad.example", bad, "validation-failure", "mx3.example", "127.0.0.3"): 1,
             TlsResult(
-                "clear.example", NO_POLICY, "starttls-not-supported", "mx4.example", "127.0.0.4"
+                "bad.example", bad, "validation-failure", "mx3.example", "127.0.0.3", HERE
             ): 1,
             TlsResult(
-                "refuses.example", NO_POLICY, "starttls-not-supported", "mx5.example", "127.0.0.5"
+                "clear.example",
+                NO_POLICY,
+                "starttls-not-supported",
+                "mx4.example",
+                "127.0.0.4",
+                HERE,
+            ): 1,
+            TlsResult(
+                "refuses.example",
+                NO_POLICY,
+                "starttls-not-supported",
+                "mx5.example",
+                "127.0.0.5",
+                HERE,
             ): 1,
         }
 
@@ -63,7 +76,7 @@ async def test_a_policy_that_is_tested_counts_what_it_would_have_stopped(pool, t
         await w.send("a@tested.example")
         (result,) = results.take()
         assert result == TlsResult(
-            "tested.example", STS, "validation-failure", "mx2.example", "127.0.0.2"
+            "tested.example", STS, "validation-failure", "mx2.example", "127.0.0.2", HERE
         )
 
 

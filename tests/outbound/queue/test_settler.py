@@ -41,7 +41,7 @@ def test_a_delivery_is_recorded_step_by_step():
         "dot", 250, "2.0.0", None,
     )  # fmt: skip
     assert (settled.began_at, settled.ended_at) == (1.0, 3.0)
-    assert (settled.peer, settled.tls) == peer
+    assert (settled.peer, settled.tls) == (peer.name, peer.tls)
     assert settled.reply is not None
     assert re.fullmatch(r"taken, <redacted:[0-9a-f]{10}>", settled.reply)
 

@@ -29,10 +29,10 @@ TLSA = Published("tlsa", ("3 1 1 " + "ab" * 32,))
 D = "shop.example"
 RESULTS = [
     (TlsResult(D, STS, "", "mx.example", "192.0.2.1"), 7),
-    (TlsResult(D, STS, "certificate-expired", "mx.example", "192.0.2.1"), 2),
+    (TlsResult(D, STS, "certificate-expired", "mx.example", "192.0.2.1", "10.0.0.9"), 2),
     (TlsResult(D, STS, "sts-policy-fetch-error"), 1),
     (TlsResult(D, TLSA, "", "mx.example", "2001:db8::1"), 3),
-    (TlsResult(D, NO_POLICY, "starttls-not-supported", "mx2.example", "192.0.2.2"), 4),
+    (TlsResult(D, NO_POLICY, "starttls-not-supported", "mx2.example", "192.0.2.2", "9.9.9.9"), 4),
 ]
 
 
@@ -94,6 +94,7 @@ def test_a_report_has_what_the_rfc_wants():
         "failure-details": [
             {
                 "result-type": "starttls-not-supported",
+                "sending-mta-ip": "9.9.9.9",
                 "receiving-mx-hostname": "mx2.example",
                 "receiving-ip": "192.0.2.2",
                 "failed-session-count": 4,
@@ -114,6 +115,8 @@ def test_a_report_has_what_the_rfc_wants():
         "certificate-expired",
         "sts-policy-fetch-error",
     ]
+    # Where it is private, or nothing was connected to, it says nothing.
+    assert not [one for one in sts["failure-details"] if "sending-mta-ip" in one]
     assert tlsa["policy"]["policy-string"] == ["3 1 1 " + "ab" * 32]
     assert (tlsa["summary"]["total-successful-session-count"], tlsa["failure-details"]) == (3, [])
 
