@@ -217,7 +217,8 @@ class Mail:
         `utf8_fields`: the headers would have it, and go as 8-bit text to a peer without.
         `crlf`: every line end of `data` is known to be CRLF, the last line's included.
         `dsn`: what a peer with DSN is asked about reports; `require_tls`: only a peer with
-        REQUIRETLS, in verified TLS, gets it.
+        REQUIRETLS, in verified TLS, gets it; and where the sender is the null one, it is asked for
+        there and others get the mail, too (RFC 8689, 5: no bounce is lost for it).
         """
         if not recipients:
             raise UnfitMail("a mail needs at least one recipient")
@@ -360,9 +361,14 @@ class Offer(NamedTuple):
     verified: bool
     """Whether it has shown who it is in TLS, as its driver found."""
 
+    @property
+    def requires_tls(self) -> bool:
+        """Whether it can be asked for verified TLS all the way."""
+        return self.verified and "REQUIRETLS" in self.features
+
     def lacking(self, mail: Mail) -> Outcome | None:
         """Return the outcome of a mail that this peer cannot take; None: it can be asked to."""
-        if mail.require_tls and not (self.verified and "REQUIRETLS" in self.features):
+        if mail.require_tls and mail.sender and not self.requires_tls:
             text = "the message may go by verified TLS and to servers with REQUIRETLS alone"
             enhanced = "5.7.30" if self.verified else "5.7.10"  # RFC 8689, 4.2.1
         elif mail.smtputf8 and "SMTPUTF8" not in self.features:
@@ -700,7 +706,7 @@ class SmtpClient:
                 line += b" SMTPUTF8"
         if mail.smtputf8:
             line += b" SMTPUTF8"
-        if mail.require_tls:
+        if mail.require_tls and self.offer.requires_tls:
             line += b" REQUIRETLS"
         rcpt_to = mail.rcpt_to
         if mail.dsn is not None and "DSN" in self.features:

@@ -143,6 +143,21 @@ async def test_helo_has_no_parameters(pool: Pool):
         assert said[1:] == ["501 5.5.4", "250 2.1.0", "501 5.5.4"]
 
 
+async def test_mail_may_say_that_it_needs_no_tls(pool: Pool):
+    """By its header (RFC 8689, 3), which goes on with it."""
+    async with serving(pool) as port:
+
+        def session(client: smtplib.SMTP) -> list[str]:
+            said = says(FROM, TO)(client)
+            code, _ = client.data(b"TLS-Required: No\r\n" + MAIL)
+            return [*said, str(code)]
+
+        assert (await port.talk(TOKEN, session))[-1] == "250"
+        assert await stored(port) == [("Bob@y.example", 14, None, None, None, False, None)]
+        raw = await pool.fetch_value("SELECT blob FROM relay.outbound_contents")
+        assert b"\r\nTLS-Required: No\r\n" in bytes(raw)
+
+
 async def test_tls_all_the_way(pool: Pool, tmp_path: Path):
     """REQUIRETLS is offered in TLS alone, and stored."""
     certificate = Certificate.load(*write(tmp_path))

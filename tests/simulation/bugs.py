@@ -84,7 +84,7 @@ BUGS = (
     ),
     Planted(
         "a claim takes what another has leased",
-        "relay/db/migrations/0049_late_claims.sql",
+        "relay/db/migrations/0054_tls_optional.sql",
         "              AND d.run_at <= now()",
         "              AND d.run_at <= now() + interval '10 minutes'",
         "without excuse",
@@ -467,7 +467,7 @@ BUGS = (
     ),
     Planted(
         "a letter counts as expired while its token is good",
-        "relay/db/migrations/0049_late_claims.sql",
+        "relay/db/migrations/0054_tls_optional.sql",
         "                   OR t.expires_at <= extract(epoch FROM clock_timestamp()) AS over,",
         "                   OR t.expires_at >= extract(epoch FROM clock_timestamp()) AS over,",
         "nothing is wrong, and it takes over",

@@ -815,3 +815,13 @@ def test_mail_that_requires_tls(verified: bool, offered: bool, goes: bool):
     assert talk.outcome.enhanced == ("5.7.30" if verified else "5.7.10")
     assert talk.outcome.connection_usable
     assert b"MAIL FROM" in talk.begin(MAIL)
+
+
+@pytest.mark.parametrize(("verified", "offered"), [(True, True), (True, False), (False, True)])
+def test_no_bounce_is_lost_for_want_of_tls(verified: bool, offered: bool):
+    """RFC 8689, 5: it asks for REQUIRETLS where that may be, and goes all the same."""
+    talk = Talk(b"250-mx\r\n250 REQUIRETLS\r\n" if offered else b"250 mx\r\n")
+    talk.client.verified = verified
+    said = talk.begin(Mail("", ("b@y.org",), b"Hi\r\n", require_tls=True))
+    asks = b" REQUIRETLS" if verified and offered else b""
+    assert said == b"MAIL FROM:<>%b\r\n" % asks

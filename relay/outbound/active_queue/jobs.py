@@ -104,6 +104,11 @@ class Job:
         return self.owner == _REPORTS
 
     @property
+    def tls_optional(self) -> bool:
+        """Whether it goes whatever TLS its domain asks for: it says so, or reports of TLS."""
+        return self.message.require_tls is False or self.is_report
+
+    @property
     def on_the_wire(self) -> bool:
         """Whether the message itself is being sent: nothing can call it back."""
         return self.connection is not None and self.connection.in_data

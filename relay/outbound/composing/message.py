@@ -89,6 +89,7 @@ class Message:
     `send_at` None means now, `not_after` that it is cancelled instead of delivered from then on,
     `letter_of` that it is the letter of that token and ends with it, `hold_unknown` that an unknown
     outcome is held instead of tried again.
+    `tls_optional`: it goes whatever TLS the recipients' domains ask for (RFC 8689, 3).
     `submitted`: what its submitter wants to be told, None where it did not come by submission;
     `route_as`: of a report to a submitter, the address whose upstream it takes.
     """
@@ -108,6 +109,7 @@ class Message:
     owner: UUID = ADMINISTRATOR_ID
     raw: bytes | None = field(default=None, repr=False)
     tag: str | None = None
+    tls_optional: bool = False
     submitted: AskedFor | None = None
     route_as: str | None = None
 

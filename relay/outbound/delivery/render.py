@@ -43,7 +43,7 @@ def mail_of(claimed: Claimed) -> Mail:
             raw,
             utf8_fields=not head.isascii(),
             dsn=claimed.dsn,
-            require_tls=claimed.require_tls,
+            require_tls=claimed.require_tls is True,
         )
     # In one zone, whatever the session's is: an instant is written in many ways.
     date = claimed.created_at.astimezone(UTC)

@@ -140,7 +140,7 @@ class Workers:
         self._signer = signer
         self._direct = direct
         self._lookups = Lookups(direct.sites, self._looked_up)
-        self._lookups_of_reports = Lookups(direct.sites_of_reports, self._looked_up)
+        self._lookups_without_policy = Lookups(direct.sites_without_policy, self._looked_up)
         self._signing: Signing[Line[Job, Way]] | None = None
         if signer is not None:
             self._signing = Signing(signer, self._written, self._were_made)
@@ -230,7 +230,7 @@ class Workers:
         if self._gatekeeper.look_after_stalls(now):
             self._custody.freed()
         self._late = 0
-        for lookups in (self._lookups, self._lookups_of_reports):
+        for lookups in (self._lookups, self._lookups_without_policy):
             for domain in lookups.late(now):
                 self._late += 1
                 for job in lookups.take(domain):
@@ -261,7 +261,7 @@ class Workers:
 
     def give_back_waiting(self, now: float) -> None:
         """Give back what waits in a line, for the DNS, or to be signed."""
-        for job in (*self._lookups.stop(), *self._lookups_of_reports.stop()):
+        for job in (*self._lookups.stop(), *self._lookups_without_policy.stop()):
             self._custody.give_back(job, now)
         for line, job in () if self._signing is None else self._signing.take_all():
             line.coming -= 1
@@ -289,7 +289,7 @@ class Workers:
             self._wait(self._own_line(), job, now)
             return
         direct = self._direct
-        sites = direct.sites_of_reports if job.is_report else direct.sites
+        sites = direct.sites_without_policy if job.tls_optional else direct.sites
         found = sites.known(job.domain, now)
         if isinstance(found, Site):
             self._wait_for_site(found, job, now)
@@ -300,7 +300,7 @@ class Workers:
 
     def _look_up(self, job: Job, now: float) -> None:
         """Let a job wait for the DNS about its domain."""
-        lookups = self._lookups_of_reports if job.is_report else self._lookups
+        lookups = self._lookups_without_policy if job.tls_optional else self._lookups
         late = lookups.is_late(job.domain, now)
         if self.nursery is None:
             self._give_back(job)
@@ -655,7 +655,7 @@ class Workers:
         now: float,
     ) -> tuple[Mail, Following, float]:
         """A job goes on its connection now: what `Connection.deliver` is told of it."""
-        if isinstance(place.line.way, SiteConnections) and not job.is_report:
+        if isinstance(place.line.way, SiteConnections) and not job.tls_optional:
             place.line.way.used(job.domain, connection)
         job.connection = connection
         job.began_at = now

@@ -224,7 +224,8 @@ class SiteConnections(Connections):
     def used(self, domain: str, connection: Connection) -> None:
         """A connection takes mail of a domain: it is a session of it, once.
 
-        Not told of reports of TLS: each would make another (RFC 8460, 3).
+        Not told of reports of TLS, each would make another (RFC 8460, 3), nor of what goes as they
+        do: no policy was followed.
         """
         session = self._sessions.get(connection)
         if self._reporting is not None and session is not None and domain not in session.domains:

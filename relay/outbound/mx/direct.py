@@ -7,7 +7,7 @@ Promises
 - A receiver (`relay.outbound.shaping.traffic`) has no more than it is given, with all its sites
   together.
 - Reports of TLS go whatever TLS is like: they tell of it (RFC 8460, 3).  A message is one by
-  its owner, whatever it has in MAIL FROM.
+  its owner, whatever it has in MAIL FROM.  So goes mail that says TLS-Required: No (RFC 8689, 3).
 - Mail for the relay's own domains takes the loop: nobody is asked where this relay is.
 
 Fails: never.
@@ -78,7 +78,7 @@ class Direct:
         self._given = given
         self._shared: WeakValueDictionary[Hashable, Shared] = WeakValueDictionary()
         self.sites = Sites(resolver, own=own, private=private, policy=policy)
-        self.sites_of_reports = Sites(resolver, own=own, private=private)
+        self.sites_without_policy = Sites(resolver, own=own, private=private)
         self._reporting = None if results is None else Reporting(results, self.sites.published)
 
     def is_own(self, domain: str) -> bool:
@@ -117,7 +117,7 @@ class Direct:
         return self._most if gate is None else min(self._most, gate)
 
     def _last_site(self, domain: str) -> Site | None:
-        return self.sites.last(domain) or self.sites_of_reports.last(domain)
+        return self.sites.last(domain) or self.sites_without_policy.last(domain)
 
     def _mails_for(self, receiver: Hashable) -> int:
         mails = self._given(receiver, trio.current_time())[1]

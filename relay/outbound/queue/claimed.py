@@ -31,7 +31,7 @@ class Claimed(NamedTuple):
     `letter_of` is the token whose letter this is: `expired` if it may not be used any more,
     `parked` while its account's status does not fit.  `notify` to `require_tls` are what was asked
     for where it was submitted (`relay.smtp.dsn`), `notify` None where it was not; `is_dsn`: it
-    reports to a submitter.
+    reports to a submitter.  `require_tls` False: it goes whatever TLS its domain asks for.
     """
 
     id: UUID
@@ -75,7 +75,7 @@ class Claimed(NamedTuple):
     orcpt: str | None
     ret: str | None
     envid: str | None
-    require_tls: bool
+    require_tls: bool | None
     is_dsn: bool
 
     @property

@@ -246,7 +246,7 @@ async def enqueue(
     size = sum(params["c_size"])
     timeout = pool.call_timeout + size / _BYTES_A_SECOND + len(rows) / _LETTERS_A_SECOND
     statement = _ENQUEUE
-    if any(message.submitted or message.route_as for message in messages):
+    if any(one.submitted or one.route_as or _tls_optional(one) for one in messages):
         statement = _ENQUEUE_SUBMITTED
         params |= _of_submitted(messages)
     refused, stored, due_at, lanes = await _row(
@@ -383,6 +383,14 @@ def _arrays(
     return rows, params
 
 
+def _tls_optional(message: Message) -> bool:
+    """Whether it says TLS-Required: No, in the header of its author or in one of ours."""
+    return message.tls_optional or any(
+        name.lower() == "tls-required" and value.strip().lower() == "no"
+        for name, value in message.headers.items()
+    )
+
+
 def _of_submitted(messages: Sequence[Message]) -> dict[str, list[Any]]:
     """What `_ENQUEUE_SUBMITTED` takes besides, in the order of `_arrays`."""
     contents: list[tuple[Any, ...]] = []
@@ -392,7 +400,9 @@ def _of_submitted(messages: Sequence[Message]) -> dict[str, list[Any]]:
             continue
         asked = message.submitted
         ret, envid, require_tls = NO_PARAMETERS if asked is None else asked.mail_parameters
-        contents.append((ret, envid, require_tls or None, message.route_as))
+        # What must go by TLS does, whatever its header says (RFC 8689, 4.1).
+        tls = True if require_tls else False if _tls_optional(message) else None
+        contents.append((ret, envid, tls, message.route_as))
         for recipient in message.recipients:
             if asked is None or not asked.reports:
                 letters.append((None, None))

@@ -106,7 +106,7 @@ class _Notice(NamedTuple):
     size: int
     ret: str | None
     envid: str | None
-    require_tls: bool
+    require_tls: bool | None
     recipient: str
     orcpt: str | None
     until: datetime | None
@@ -197,7 +197,7 @@ _TAKE = f"""
         RETURNING n.message_id, n.action
     )
     SELECT k.message_id, k.action, l.content_id, l.owner, c.sender, l.created_at,
-           substr(c.blob, 1, {FULL_MOST}), c.size, c.ret, c.envid, COALESCE(c.require_tls, false),
+           substr(c.blob, 1, {FULL_MOST}), c.size, c.ret, c.envid, c.require_tls,
            l.recipient, l.orcpt,
            -- What goes directly may be given up before its deadline.
            LEAST(l.not_after,
@@ -360,13 +360,14 @@ class Notices:
             # Its name alone: its text could hold the message.
             done += [_Done("untold", notice, type(error).__name__) for notice in notices]
             return set()
-        parameters = MailParameters(require_tls=first.require_tls)
+        parameters = MailParameters(require_tls=first.require_tls is True)
         message = Message(
             sender=Address(""),
             recipients=(Address(first.submitter),),
             subject=_subject(raw),
             raw=raw,
             owner=first.owner,
+            tls_optional=first.require_tls is False,
             submitted=AskedFor(parameters, reports=False),
             route_as=first.submitter,
         )

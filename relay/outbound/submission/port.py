@@ -260,6 +260,7 @@ def _prepared(
         not_after=not_after,
         owner=login.owner,
         tag=orders.tag,
+        tls_optional=submitted.tls_optional,
         submitted=AskedFor(taken.mail_parameters, rcpt_parameters, reports),
     )
     digest = None

@@ -94,10 +94,18 @@ def released(
     ]
     head = "".join(f"{line}\r\n" for line in lines).encode()
     between = b"" if has_header(raw) else b"\r\n"
-    subject = ""
+    subject, tls_optional = "", False
     with suppress(MalformedMessage):
-        subject = Submitted(raw).subject
-    return Message(reverse_path, tuple(recipients), subject, raw=head + between + raw, owner=owner)
+        header = Submitted(raw)
+        subject, tls_optional = header.subject, header.tls_optional
+    return Message(
+        reverse_path,
+        tuple(recipients),
+        subject,
+        raw=head + between + raw,
+        owner=owner,
+        tls_optional=tls_optional,
+    )
 
 
 def _expression(character: str) -> str:

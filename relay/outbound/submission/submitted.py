@@ -161,6 +161,11 @@ class Submitted:
         return "".join(filter(str.isprintable, text))[:MAX_SUBJECT].strip()
 
     @property
+    def tls_optional(self) -> bool:
+        """Whether it is to go whatever TLS its recipients' domains ask for (RFC 8689, 3)."""
+        return [value.lower() for value in self.values(b"tls-required")] == ["no"]
+
+    @property
     def senders(self) -> list[str] | None:
         """Every address that says from whom it is; None: something there is, and what is not known.
 

@@ -18,10 +18,12 @@ from relay.access.owners import REPORTS_ID
 from relay.db.pool import Pool
 from relay.dns.questions import Proof
 from relay.dns.resolver import Resolver
+from relay.outbound.composing.message import Address, Message
 from relay.outbound.mx.dane import PROVED, TLSA, UNPROVED, DaneFirst, DanePolicies, Matching
 from relay.outbound.mx.exchangers import Exchanger
 from relay.outbound.mx.policy import PolicyUnavailable, Security, TlsPolicy
 from relay.outbound.mx.tls_results import TlsResults
+from relay.outbound.queue.enqueue import enqueue
 from tests.dns.server import DnsServer
 from tests.eventually import eventually
 from tests.outbound.mx.pki import Issued, issue, serving
@@ -419,6 +421,32 @@ async def test_mail_goes_where_the_certificate_matches(pool, tmp_path):
         assert len(w.sinks["3"].received) == 1
         assert all(one.secured for n in "23" for one in w.sinks[n].sessions)
     assert count("relay_outbound_policy_unmet", mode="enforce", what="tls") == before + 2
+
+
+async def test_mail_that_says_so_goes_whatever_tls_is_like(pool, tmp_path):
+    """RFC 8689, 3: TLS-Required: No, in a header of ours or of its author, tells somebody that
+    their TLS is broken; it goes by TLS where that is, is in no report, and other mail waits."""
+    domains = {"key.example": "2", "clear.example": "4", "lost.example": "5"}
+    no = {"TLS-Required": "No"}
+    results = TlsResults()
+    async with delivering(pool, tmp_path, domains, results=results) as (w, shown, zone):
+        publish(w, zone, "2", shown.record("3"))
+        publish(w, zone, "4", shown.record("2"))
+        name = f"_{w.sinks['5'].port}._tcp.mx5.example"
+        zone[name, "CNAME"] = [f"{name}."]  # SERVFAIL
+        to = [Address(f"a@{domain}") for domain in domains]
+        ours = Message(Address("me@x.example"), to, "Hi", text="Hi", headers=no)
+        raw = Message(
+            Address("me@x.example"), to, "", raw=b"Subject: Hi\r\n\r\n", tls_optional=True
+        )
+        for message in (ours, raw):
+            queued = await enqueue(pool, [message])
+            w.outbound.wake(*queued.due_lanes)
+            for one in queued.messages:
+                await w.outbound.becomes(one.id, "sent", 1)
+        assert [bool(one.secured) for n in "24" for one in w.sinks[n].sessions] == [True, False]
+        assert results.take() == {}
+        await w.send(*(f"b@{domain}" for domain in domains), status="queued")
 
 
 async def test_a_certificate_that_does_not_match_gets_no_mail(pool, tmp_path):

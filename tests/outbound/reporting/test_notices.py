@@ -239,6 +239,18 @@ async def age(pool: Pool, message_id: UUID, hours: float) -> UUID:
     return UUID(str(old))
 
 
+async def test_the_report_of_mail_whose_tls_is_optional_goes_as_that_did(node: Node):
+    """RFC 8689, 5: protected in the same manner; what must go by TLS does, whatever it says."""
+    for asked, expected in ((MailParameters(), False), (MailParameters(require_tls=True), True)):
+        await submit(node.pool, "a@y.example", mail=asked, tls_optional=True)
+        (message,) = await node.drain()
+        await node.finish([message], Cause.REFUSED, enhanced="5.1.1", error="5.1.1 no")
+        await told(node.pool)
+        (report,) = await node.drain()
+        assert (message.require_tls, report.require_tls) == (expected, expected)
+        await node.finish([report], Cause.DELIVERED)
+
+
 async def test_what_waits_for_long(node: Node):
     """Is told once, of whoever wants to know; not what is for later, until that is late."""
     pool = node.pool

@@ -243,3 +243,19 @@ def test_a_trace_says_how_and_nothing_that_was_not_checked():
     assert field.startswith(b"Received: from unknown ([IPv6:2001:db8::1])\r\n")
     assert b"with UTF8SMTPSA id" in field
     assert b"X: y" not in field
+
+
+@pytest.mark.parametrize(
+    ("fields", "optional"),
+    [
+        (b"TLS-Required: No\r\n", True),
+        (b"tls-required:\r\n no\r\n", True),
+        (b"TLS-Required: Yes\r\n", False),
+        (b"TLS-Required: No\r\nTLS-Required: No\r\n", False),  # more than one is none (RFC 8689, 3)
+        (b"X-TLS-Required: No\r\n", False),
+    ],
+)
+def test_tls_may_be_said_to_be_optional(fields: bytes, optional: bool):
+    """By the one field of RFC 8689, which goes on with the message."""
+    submitted = Submitted(fields + b"Subject: Hi\r\n\r\nTLS-Required: No\r\n")
+    assert submitted.tls_optional is optional
