@@ -699,6 +699,30 @@ HERITAGE = (
         """,
         (["mailboxes_announce_delete", "mailboxes_announce_update"],),
     ),
+    # What a relay of before counted has none, nor has what it counts beside this one.
+    Heritage(
+        53,
+        """
+        INSERT INTO relay.tls_results (day, domain, key, policy, fault, host, address, count)
+        VALUES ('2026-11-25', 'source.example', '\\x01',
+                '{"type": "no-policy-found", "strings": [], "hosts": []}', '', 'mx.source.example',
+                '192.0.2.1', 7)
+        """,
+        "SELECT source FROM relay.tls_results WHERE domain = 'source.example'",
+        ("",),
+    ),
+    # Without anything asked, it was false: what asks for nothing is null now.
+    Heritage(
+        54,
+        "SELECT",
+        """
+        SELECT count(*)
+        FROM relay.outbound_claim(gen_random_uuid(), 60, ARRAY[1]::bigint[], ARRAY[1]::smallint[],
+                                  ARRAY['2026-01-01'::timestamptz], ARRAY[0], 10, 3, 1, false,
+                                  now())
+        """,
+        (0,),
+    ),
 )
 
 
