@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -41,6 +42,17 @@ def test_both_clients_show_as_much(case: dict[str, Any]) -> None:
     assert in_a_line(text, most) == case["in_a_line"]
     assert quoted(text) == case["quoted"]
     assert len(case["visible"]) <= most
+
+
+def test_no_more_is_worked_on_than_is_shown() -> None:
+    """A page of 32 MiB has room for a link of so many line ends."""
+    text = "\n" * 200_000
+    tracemalloc.start()
+    try:
+        assert len(in_a_line(text, 200)) in (199, 200)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("case", CASES["readable"], ids=lambda case: ascii(case["text"]))

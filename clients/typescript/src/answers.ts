@@ -19,6 +19,8 @@ const PLACE =
 const TIME =
   /^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2})$/;
 
+const MAX_LINKS = 1_000; // of a message; a relay lists 200
+
 const text: Shape = (value) => typeof value === "string";
 /** Beyond 2^53 another number is read than is written, and what JSON writes as 1e999 is infinite. */
 const number: Shape = (value) => typeof value === "number" && Math.abs(value) < 2 ** 53;
@@ -64,6 +66,9 @@ const record =
 
 const texts = every(text);
 
+/** Each costs time where one is looked for, and of empty ones a page of 32 MiB has 11 million. */
+const links: Shape = (value) => texts(value) && (value as unknown[]).length <= MAX_LINKS;
+
 const fields: Shape = (value) =>
   record({})(value) && Object.values(value as object).every(
     (one) => text(one) || (texts(one) && (one as unknown[]).length > 0),
@@ -89,7 +94,7 @@ export const MESSAGE = record({
   body_text: maybe(text),
   body_html: maybe(text),
   otp: maybe(text),
-  links: texts,
+  links,
   headers: fields,
   attachments: every(
     record({

@@ -10,6 +10,8 @@ import type { components } from "./schema.js";
 import { MAX_LINK, inALine, quoted } from "./text.js";
 import { shown } from "./waiting.js";
 
+const LISTED = 20; // links, where none is like the one that is wanted
+
 type Schemas = components["schemas"];
 /** A message, an entry of a list, and the like, as the relay writes them. */
 export type MessageJson = Schemas["WholeMessage"];
@@ -136,8 +138,9 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
     }
     const where = ` in ${described(this.subject)}`;
     if (match === undefined) throw new NoSuchLink(`no link${where}`);
-    const listed = this.links.map((link) => `\n  ${inALine(link, MAX_LINK)}`).join("") || " none";
-    throw new NoSuchLink(`no link like ${shown(match)}${where}; its links:${listed}`);
+    const listed = this.links.slice(0, LISTED).map((link) => `\n  ${inALine(link, MAX_LINK)}`);
+    if (this.links.length > LISTED) listed.push(`\n  and ${this.links.length - LISTED} more`);
+    throw new NoSuchLink(`no link like ${shown(match)}${where}; its links:${listed.join("") || " none"}`);
   }
 }
 

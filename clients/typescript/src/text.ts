@@ -41,8 +41,9 @@ export function visible(text: string, maxLength = Infinity): string {
 }
 
 /** The same on one line. */
-export function inALine(text: string, maxLength?: number): string {
-  return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
+export function inALine(text: string, maxLength = Infinity): string {
+  const some = text.slice(0, 9 * maxLength);
+  return visible(some.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
 }
 
 /** The same on one line and in quotes, as much of it as of a name. */

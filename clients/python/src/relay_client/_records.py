@@ -18,6 +18,8 @@ from relay_client.errors import NoSuchLink
 
 __tracebackhide__ = True  # a test that fails shows the test
 
+_LISTED = 20  # links, where none is like the one that is wanted
+
 JSON = dict[str, Any]
 
 State = Literal["queued", "processing", "sent", "failed", "bounced", "cancelled", "held"]
@@ -93,7 +95,10 @@ class MessageData:
         where = "a message without a subject" if self.subject is None else quoted(self.subject)
         if match is None:
             raise NoSuchLink(f"no link in {where}")
-        listed = "".join(f"\n  {in_a_line(link, MAX_LINK)}" for link in self.links) or " none"
+        listed = "".join(f"\n  {in_a_line(link, MAX_LINK)}" for link in self.links[:_LISTED])
+        if len(self.links) > _LISTED:
+            listed += f"\n  and {len(self.links) - _LISTED} more"
+        listed = listed or " none"
         raise NoSuchLink(f"no link like {shown_match(match)} in {where}; its links:{listed}")
 
     def __repr__(self) -> str:

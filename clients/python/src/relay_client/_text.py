@@ -56,7 +56,8 @@ def visible(text: str, max_length: int | None = None, *, colours: bool = False) 
 
 def in_a_line(text: str, max_length: int | None = None) -> str:
     """Return the same on one line."""
-    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], text), max_length)
+    some = text if max_length is None else text[: 9 * max_length]
+    return visible(re.sub("[\n\r\t]", lambda found: _ENDS[found[0]], some), max_length)
 
 
 def quoted(text: str) -> str:
