@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import time
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from cases import CASES
 from plugin_runs import SENDS, run_pytest, ways
 
 from relay_client import Relay
 from relay_client._records import parsed_info
+from relay_client._run_report import RunReport
 from relay_client._smtp_server import smtp_server_of
 
 
@@ -117,7 +120,7 @@ async def test_marked(async_inbox, inbox):
 
 
 def test_marker_and_keep(inner: pytest.Pytester, relay: Relay) -> None:
-    """The marker chooses the inbox; what is kept is there afterwards."""
+    """The marker chooses the inbox; what is kept is there afterwards, and its address taken."""
     name = f"kept-{time.time_ns()}"  # a relay that goes on gives an address out once
     inner.makepyfile(
         f"""
@@ -128,9 +131,17 @@ def test_it(inbox, smtp_server):
     assert inbox.address.startswith("{name}@")
     assert smtp_server.django()["EMAIL_HOST"] == smtp_server.flask_mail()["MAIL_SERVER"]
     assert smtp_server.user == "test_it"
+
+@pytest.mark.relay_inbox(local_part="{name}")
+def test_again(inbox):
+    pass
 """
     )
-    run_pytest(inner, "--relay-keep", "--strict-markers").assert_outcomes(passed=1)
+    result = run_pytest(inner, "--relay-keep", "--strict-markers")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        [f"@pytest.mark.relay_inbox: 409 address-taken: '{name}' is taken: *something of the run*"]
+    )
     kept = relay.mailbox(f"{name}@relay.localhost")
     assert kept.messages() == []
     kept.close()
@@ -209,8 +220,31 @@ def test_left(relay, inbox):
     kept = run_pytest(inner, "-k", "left", "--relay-keep")
     kept.assert_outcomes(passed=2, deselected=2)
     kept.stdout.fnmatch_lines(
-        ["*what is kept*", f"2 inboxes, until their time is over, at {relay.url}: *@*, *@*"]
+        [
+            "*what is kept*",
+            f"2 inboxes, until their time is over, at {relay.url}:",
+            "  *.py::test_left_by_marker: *@relay.localhost",
+            "  *.py::test_left: *@relay.localhost",
+        ],
+        consecutive=True,
     )
+
+
+def test_no_more_than_twenty_kept_inboxes_are_named(pytestconfig: pytest.Config) -> None:
+    """Each with its test, on a line that drives nothing; also what a worker hands over."""
+    worker, whole = RunReport(), RunReport()
+    for number in range(22):
+        worker.keep(f"test_a.py::test_it[{number}\x1b\n]", f"{number}@x.example", "http://x")
+    output: dict[str, Any] = {}
+    worker.hand_over(output)
+    whole.take_over(output)
+    said = io.StringIO()
+    whole.explain(TerminalReporter(pytestconfig, said), None)
+    _, head, first, *_, last, more = said.getvalue().splitlines()
+    assert head == "22 inboxes, until their time is over, at http://x:"
+    assert first == "  test_a.py::test_it[0\\u001b\\n]: 0@x.example"
+    assert last == "  test_a.py::test_it[19\\u001b\\n]: 19@x.example"
+    assert more == "  and 2 more"
 
 
 @pytest.mark.parametrize("case", CASES["smtp_servers"], ids=lambda case: case["link"])

@@ -251,7 +251,14 @@ def test_sign_up(inbox, relay, smtp_server, number):
     assert (elsewhere / "run").exists()
     assert not elsewhere.is_relative_to(base), "pytest removes what is there"
     result.stdout.fnmatch_lines(
-        ["*what is kept*", "1 inbox, *: *@relay.localhost", f"  *relay* up --data-dir {elsewhere}"]
+        [
+            "*what is kept*",
+            "1 inbox, until its time is over:",
+            "  *.py::test_sign_up[[]0[]]: *@relay.localhost",
+            "the data *",
+            f"  *relay* up --data-dir {elsewhere}",
+        ],
+        consecutive=True,
     )
     shutil.rmtree(elsewhere)
     kept.unlink()

@@ -50,6 +50,10 @@ _REMEDY = (
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 
 
+Says = Callable[[str, str], str]
+"""Is given a problem's name and what the relay says of it, and returns what is said of it."""
+
+
 @dataclass(frozen=True)
 class ApiRequest:
     """One request."""
@@ -67,6 +71,8 @@ class ApiRequest:
     """Seconds that its caller can spare for it, where that is less than it may take by itself."""
     max_bytes: int = JSON_BYTES
     """Bytes that a good answer may have."""
+    says: Says | None = None
+    """What is said of a refusal, where its caller knows more of it than the relay says."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ def call(
                 if answer.fault is not None:
                     raise no_relay(answer)
                 return answer
-            failure = refused(answer, by_session="X-Session-Token" in one.headers)
+            failure = refused(answer, by_session="X-Session-Token" in one.headers, says=one.says)
             repeats = answer.status in _RETRYABLE_STATUSES and (
                 one.idempotent or answer.status == 429
             )
@@ -163,10 +169,11 @@ def call(
         pause = min(2 * pause, _LAST_PAUSE)
 
 
-def refused(answer: Answer, *, by_session: bool = False) -> Refused:
+def refused(answer: Answer, *, by_session: bool = False, says: Says | None = None) -> Refused:
     """Return what a relay said, or whatever stands in front of it.
 
-    `by_session`: an inbox's own token was to open it, and no other would be of use.
+    `by_session`: an inbox's own token was to open it, and no other would be of use.  `says` is the
+    request's.
     """
     problem = _read(answer)
     if not isinstance(problem, dict):
@@ -180,6 +187,8 @@ def refused(answer: Answer, *, by_session: bool = False) -> Refused:
         detail = f"{detail} ({answer.asked})"
     elif name == "unauthenticated" and not by_session:
         detail = f"{detail} ({answer.asked}) {_REMEDY}"
+    elif says is not None:
+        detail = says(name, detail)
     each = [str(one) for one in cast("list[object]", errors)] if isinstance(errors, list) else []
     title = str(said.get("title") or "")
     return Refused(answer.status, name, detail, each, _retry_after(answer), title)

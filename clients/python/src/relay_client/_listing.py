@@ -58,7 +58,9 @@ def messages(
             request = handle.get("/messages", params, max_bytes=MESSAGE_BYTES)
         else:
             path = _of_at_most(following, limit - len(found))
-            request = ApiRequest("GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES)
+            request = ApiRequest(
+                "GET", path, headers=handle.headers, max_bytes=MESSAGE_BYTES, says=handle.says
+            )
         answer = yield from call(request, deadline, shared=True)
         size += len(answer.content)
         page: list[JSON] = decoded(answer, _answers.MESSAGES)

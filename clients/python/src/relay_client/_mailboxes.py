@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from numbers import Real
 from types import MappingProxyType
 from typing import Union
@@ -30,6 +30,9 @@ MAILBOXES = "/api/v1/mailboxes"
 
 CLOSES_WITHIN = 2.0
 """Seconds within which an inbox is ended, or left to its time."""
+
+_CLOCKS_DIFFER = timedelta(seconds=10)
+"""By as much this machine's clock may be behind the relay's, by which an inbox's time ends."""
 
 PAGE = 200
 """Entries of a page of a list, at most."""
@@ -77,16 +80,27 @@ class InboxHandle:
             headers=self.headers,
             long_poll=long_poll,
             max_bytes=max_bytes,
+            says=self.says,
         )
 
     def get_raw(self, path: str) -> ApiRequest:
         """Return a call that reads what is no JSON."""
         path = self._path_of(path)
-        return ApiRequest("GET", path, headers=self.headers, max_bytes=RAW_BYTES)
+        return ApiRequest("GET", path, headers=self.headers, max_bytes=RAW_BYTES, says=self.says)
 
     def delete(self, path: str = "") -> ApiRequest:
         """Return a call that removes."""
-        return ApiRequest("DELETE", self._path_of(path), headers=self.headers)
+        return ApiRequest("DELETE", self._path_of(path), headers=self.headers, says=self.says)
+
+    def says(self, problem: str, said: str) -> str:
+        """Return what is said of a refusal: of an inbox that is not there, which, and why."""
+        if problem != "mailbox-not-found":
+            return said
+        ends = self.expires_at
+        if ends is None or ends - datetime.now(timezone.utc) > _CLOCKS_DIFFER:
+            return f"{said} ({self.address})"
+        at = ends.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return f"The inbox {self.address} is over: its time ended at {at}."
 
     def must_be_open(self) -> None:
         """Raise a `RelayError` where it was closed, and is empty."""
@@ -116,7 +130,17 @@ def make_inbox(ttl: float | None, local_part: str | None, domain: str | None) ->
         raise RelayError(f"an inbox's ttl is a number of minutes above 0, not {ttl!r}")
     body = {"ttl_minutes": ttl, "local_part": local_part, "domain": domain}
     body = {name: value for name, value in body.items() if value is not None}
-    request = ApiRequest("POST", MAILBOXES, body=body, idempotent=False)
+
+    def says(problem: str, said: str) -> str:
+        if problem != "address-taken" or local_part is None:
+            return said
+        name = quoted(local_part if domain is None else f"{local_part}@{domain}")
+        return (
+            f"{name} is taken: a relay gives an address out once while it remembers it, for days"
+            " after its inbox has ended. Put something of the run in it, or let the relay choose."
+        )
+
+    request = ApiRequest("POST", MAILBOXES, body=body, idempotent=False, says=says)
     made = yield from call_json(request, _answers.INBOX)
     return InboxHandle(made["address"], made["session_token"], parsed_time(made["expires_at"]))
 

@@ -3,7 +3,7 @@
 That a relay is started, and how long that took, since it may take many seconds in which nothing
 else is seen: on a terminal, and in the log of whoever runs the tests without one.  Why there is
 none: once, at the end, whichever tests wanted one and in whatever worker; each of them has a line
-that leads there.  And what `--relay-keep` has kept.
+that leads there.  And what `--relay-keep` has kept, each inbox with its test.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 import pytest
 
 from relay_client import Refused, RelayError
-from relay_client._text import visible
+from relay_client._text import in_a_line, visible
 
 _TITLE = "relay-client"
 _KEY = "relay_client"  # of what a worker of pytest-xdist hands over at its end
-_NAMED = 10  # inboxes
+_NAMED = 20  # inboxes
 
 
 class Progress:
@@ -69,7 +69,7 @@ class RunReport:
 
     def __init__(self) -> None:
         self._why: dict[str, str] = {}
-        self._kept: list[str] = []
+        self._kept: list[tuple[str, str]] = []  # each test, and its inbox
         self._url = ""
 
     def fail(self, error: RelayError, advice: str = "", url: str = "") -> NoReturn:
@@ -85,9 +85,9 @@ class RunReport:
         short = f"no relay (see {_TITLE} at the end): {gist}"
         raise pytest.fail.Exception(short, pytrace=False) from None
 
-    def keep(self, address: str, url: str) -> None:
-        """Remember an inbox that is left, and the relay where it is."""
-        self._kept.append(address)
+    def keep(self, test: str, address: str, url: str) -> None:
+        """Remember an inbox that a test has left, and the relay where it is."""
+        self._kept.append((test, address))
         self._url = url
 
     def hand_over(self, output: dict[str, Any]) -> None:
@@ -110,11 +110,14 @@ class RunReport:
             return
         reporter.section(f"{_TITLE}: what is kept")
         count = len(self._kept)
-        named = ", ".join(self._kept[:_NAMED]) + (", \u2026" if count > _NAMED else "")
         where = f", at {self._url}" if command is None else ""
         if count:
-            inboxes = f"{count} inbox{'es' if count > 1 else ''}"
-            reporter.line(visible(f"{inboxes}, until their time is over{where}: {named}"))
+            inboxes = f"{count} inboxes, until their" if count > 1 else "1 inbox, until its"
+            reporter.line(visible(f"{inboxes} time is over{where}:"))
+            for test, address in self._kept[:_NAMED]:
+                reporter.line(f"  {in_a_line(test)}: {in_a_line(address)}")
+            if count > _NAMED:
+                reporter.line(f"  and {count - _NAMED} more")
         if command is not None:
             reporter.line("the data of the relay that was started; it is opened by")
             reporter.line(f"  {command}")

@@ -117,7 +117,8 @@ def _next(handle: InboxHandle, wanted: Wanted, deadline: float) -> Flow[JSON | N
             # As another thread or task does that has given the test up.
             if handle.closed:
                 what = wanted.in_words()
-                raise RelayError(f"the inbox was closed while {what} was waited for") from None
+                said = f"the inbox {handle.address} was closed while {what} was waited for"
+                raise RelayError(said) from None
             yield from _expect(handle, error, max(deadline, time.monotonic() + 1.0))
             found = None
         now = time.monotonic()

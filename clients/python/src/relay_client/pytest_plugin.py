@@ -269,7 +269,7 @@ def inbox(request: pytest.FixtureRequest, relay: Relay) -> Iterator[Inbox]:
         _fail(f"@pytest.mark.relay_inbox: {error}" if marker else str(error))
     yield made
     if keeps:
-        relays.report.keep(made.address, relay.url)
+        relays.report.keep(request.node.nodeid, made.address, relay.url)
     elif relays.ended() is None:
         made.close()
 
