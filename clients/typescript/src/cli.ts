@@ -29,6 +29,7 @@ import {
 } from "./index.js";
 import { type MessageJson, described } from "./records.js";
 import { DEFAULT_URL, whereFrom } from "./options.js";
+import { readable } from "./readable.js";
 import { DRIVES, inALine, visible } from "./text.js";
 
 const USAGE = `relay-client: real inboxes for tests, from a shell
@@ -51,7 +52,7 @@ does not.
   wait INBOX            wait for a message, the oldest that matches; prints it as JSON
   code INBOX            … prints the one-time code in it
   link INBOX [PART]     … prints the link in it with that host or part of the path; else the first
-  text INBOX            … prints its text
+  text INBOX            … prints its text; of HTML alone, as it reads
   raw INBOX             … prints it byte for byte
   none INBOX            see that nothing comes, for --timeout (1 s)
   messages INBOX [QUERY]
@@ -165,7 +166,8 @@ async function run(words: string[]): Promise<number> {
       return print(inertLink((await waited(relay, rest, values)).link(rest[1])));
     case "text": {
       const { text, html } = await waited(relay, rest, values);
-      return print((text ?? html ?? "").trimEnd());
+      const said = text?.trim() ? text : readable(html ?? "", Infinity);
+      return print(said.trimEnd());
     }
     case "raw":
       return written(await (await waited(relay, rest, values)).raw);

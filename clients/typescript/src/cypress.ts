@@ -19,7 +19,16 @@
 import { CAPTURED, INBOX, INFO, LIST, MESSAGE_OR_NONE, REJECTED } from "./answers.js";
 import { REPLY, RETRYABLE_STATUSES, type Shape, refused, unlike } from "./call.js";
 import { hide, type Refused } from "./errors.js";
-import { FIXTURE_TTL, type InboxOptions, newMailbox, pathOf } from "./mailboxes.js";
+import {
+  FIXTURE_TTL,
+  type InboxOptions,
+  type Says,
+  newMailbox,
+  pathOf,
+  reworded,
+  saysOf,
+  saysOfNew,
+} from "./mailboxes.js";
 import { DEFAULT_URL, target, whereFrom } from "./options.js";
 import {
   AttachmentData,
@@ -150,6 +159,7 @@ interface CypressRequest {
   method: "GET" | "POST" | "DELETE";
   path: string;
   inbox?: CypressWaitOptions["inbox"];
+  says?: Says;
   qs?: Record<string, string | number>;
   body?: object;
   longPoll?: number;
@@ -168,6 +178,7 @@ function call<T>(
     method,
     path,
     inbox,
+    says = inbox && saysOf(inbox),
     qs,
     body,
     longPoll = 0,
@@ -219,7 +230,7 @@ function call<T>(
             headers: new Headers(typeof leads === "string" ? { Location: leads } : {}),
             bytes: new TextEncoder().encode(said),
           };
-          const error = good ? unlike(answer) : refused(answer);
+          const error = good ? unlike(answer) : reworded(refused(answer), says);
           if (notThere && error.problem === "mailbox-not-found") return notThere(error);
           if (error.status === 401 || error.problem === "unknown") explain(error);
           throw error;
@@ -234,6 +245,7 @@ function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<
     method: "POST",
     path: "/api/v1/mailboxes",
     body: newMailbox({ ttl, ...wanted }),
+    says: saysOfNew(wanted),
     shape: INBOX,
     deadline: Date.now() + REPLY,
   }).then(({ address, session_token: sessionToken, expires_at: at }) => {

@@ -21,6 +21,7 @@ import {
 } from "./call.js";
 import { Refused, RelayError, Unreachable, hide } from "./errors.js";
 import "./frames.js";
+import { type Says, reworded } from "./mailboxes.js";
 import { DEFAULT_URL, type RelayOptions, target } from "./options.js";
 import { inALine, quoted } from "./text.js";
 
@@ -95,6 +96,8 @@ export interface RepeatableRequest extends ApiRequest {
   idempotent?: boolean;
   /** How many bytes a good answer may have. */
   maxBytes?: number;
+  /** What is said of a refusal. */
+  says?: Says;
 }
 
 /** An answer, and what it answers: the method, and the address without its query. */
@@ -211,7 +214,9 @@ export class Exchange {
   /** What a relay has not said, or nothing opens, with what was asked, and what is to be done. */
   #placed(error: Refused, one: RepeatableRequest): Refused {
     const closed = error.problem === "unauthenticated" && !one.headers?.["X-Session-Token"];
-    if (!closed && error.problem !== "not-found" && error.problem !== "unknown") return error;
+    if (!closed && error.problem !== "not-found" && error.problem !== "unknown") {
+      return reworded(error, one.says);
+    }
     return at(error, this.#asked(one), closed ? REMEDY : "");
   }
 
@@ -260,12 +265,8 @@ export function noRelay(answer: PlacedAnswer, why: string): Refused {
 }
 
 /** The same error, which says what was asked, and what is to be done. */
-function at(
-  { status, problem, detail, errors, retryAfter, title }: Refused,
-  asked: string,
-  remedy = "",
-): Refused {
-  return new Refused(status, problem, `${detail} (${asked})${remedy}`, errors, retryAfter, title);
+function at(error: Refused, asked: string, remedy = ""): Refused {
+  return reworded(error, (_, said) => `${said} (${asked})${remedy}`);
 }
 
 /** The same error, of which nothing is printed but its text; the relay's page has no use for this. */

@@ -7,7 +7,7 @@ import type { Shape } from "./call.js";
 import { Refused, RelayError, UnexpectedMail, WaitTimeout } from "./errors.js";
 import { type Exchange, MESSAGE_BYTES, type RepeatableRequest, paused } from "./exchange.js";
 import { PAGE, type Query, listed } from "./listing.js";
-import { pathOf } from "./mailboxes.js";
+import { pathOf, saysOf } from "./mailboxes.js";
 import { type Ask, type ListOptions, Message } from "./message.js";
 import type { CapturedJson, EntryJson, InfoJson, MessageJson, RejectedJson } from "./records.js";
 import {
@@ -195,8 +195,8 @@ export class Inbox implements AsyncDisposable {
         .catch(async (error: unknown) => {
           // As a runner does that has given the test up.
           if (this.#closed) {
-            const what = `the inbox was closed while ${inWords(wanted)} was waited for`;
-            throw new RelayError(what);
+            const what = `was closed while ${inWords(wanted)} was waited for`;
+            throw new RelayError(`the inbox ${this.address} ${what}`);
           }
           await this.#expect(error, Math.max(deadline, performance.now() + 1_000));
           return null;
@@ -288,6 +288,7 @@ export class Inbox implements AsyncDisposable {
     return {
       method,
       path: `${pathOf(this.address)}${path}`,
+      says: saysOf(this),
       ...(query && { query }),
       ...(this.sessionToken && { headers: { "X-Session-Token": this.sessionToken } }),
     };

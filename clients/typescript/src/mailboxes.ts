@@ -2,7 +2,7 @@
  * Mailboxes as calls name them: what one is made with, and the paths of it and of what is in it.
  */
 
-import { RelayError } from "./errors.js";
+import { Refused, RelayError } from "./errors.js";
 import type { components } from "./schema.js";
 import { quoted } from "./text.js";
 
@@ -36,6 +36,47 @@ export function newMailbox({
     ...(localPart !== undefined && { local_part: localPart }),
     ...(domain !== undefined && { domain }),
   };
+}
+
+/**
+ * What is said of a refusal, where its caller knows more of it than the relay says: by the problem's
+ * name and the relay's words.
+ * @internal
+ */
+export type Says = (problem: string, said: string) => string;
+
+/** Of a mailbox that cannot be made. @internal */
+export function saysOfNew({ localPart, domain }: InboxOptions): Says {
+  return (problem, said) => {
+    if (problem !== "address-taken" || localPart === undefined) return said;
+    const name = quoted(domain === undefined ? localPart : `${localPart}@${domain}`);
+    return (
+      `${name} is taken: a relay gives an address out once while it remembers it, for days after ` +
+      "its inbox has ended. Put something of the run in it, or let the relay choose."
+    );
+  };
+}
+
+/** As many milliseconds this machine's clock may be behind the relay's, by which a time ends. */
+const CLOCKS_DIFFER = 10_000;
+
+/** Of a mailbox that is not there: which, and why. @internal */
+export function saysOf(inbox: { address: string; expiresAt?: Date | null }): Says {
+  return (problem, said) => {
+    if (problem !== "mailbox-not-found") return said;
+    const { address, expiresAt } = inbox;
+    const ends = new Date(expiresAt ?? NaN);
+    if (!(+ends - Date.now() <= CLOCKS_DIFFER)) return `${said} (${address})`;
+    const at = ends.toISOString().replace(/\.\d+/, "");
+    return `The inbox ${address} is over: its time ended at ${at}.`;
+  };
+}
+
+/** The same refusal, of which that is said. @internal */
+export function reworded(error: Refused, says?: Says): Refused {
+  const { status, problem, errors, retryAfter, title } = error;
+  const detail = says?.(problem, error.detail) ?? error.detail;
+  return new Refused(status, problem, detail, errors, retryAfter, title);
 }
 
 /** An inbox's path. @internal */

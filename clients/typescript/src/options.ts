@@ -15,7 +15,7 @@ export const DEFAULT_URL = "http://127.0.0.1:8025";
 export function whereFrom(variables: string): string {
   return (
     `${variables} say where the relay is and what opens it; ` +
-    `without RELAY_URL it is looked for at ${DEFAULT_URL}`
+    `without RELAY_URL it is looked for at ${DEFAULT_URL}, where 'relay up' starts one`
   );
 }
 

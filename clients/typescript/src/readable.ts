@@ -1,9 +1,9 @@
 /**
- * HTML of mail as a text, for reports: roughly what a reader of it sees.  The Python client does the
+ * HTML of mail as a text: roughly what a reader of it sees.  The Python client does the
  * same (_mail_report.py); clients/cases.json holds both to it.
  */
 
-const LOOKED_AT = 200_000; // characters
+const LOOKED_AT = 200_000; // characters, for a report
 
 const NOT_READ = /<!--.*?(?:-->|$)|<(style|script|title)\b.*?(?:<\/\1[^<>]{0,99}>?|$)/gis;
 const LINE_END = / ?<\/?(?:br|p|div|tr|li|[uo]l|table|h[1-6r]|blockquote|section)\b[^<>]*> ?/gi;
@@ -33,9 +33,9 @@ for (const one of MORE.split(" ")) NAMES.set(one.slice(0, -1), one.slice(-1));
  * What a reader of HTML sees; the HTML, where that is nothing.  In time that is linear in its length.
  * @internal
  */
-export function readable(markup: string): string {
+export function readable(markup: string, lookedAt = LOOKED_AT): string {
   const text = markup
-    .slice(0, LOOKED_AT)
+    .slice(0, lookedAt)
     .replace(NOT_READ, "")
     .replace(/[\t\n\f\r ]+/g, " ")
     .replace(LINE_END, "\n")

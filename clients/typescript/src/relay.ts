@@ -6,7 +6,7 @@ import * as answers from "./answers.js";
 import { RelayError } from "./errors.js";
 import { Exchange } from "./exchange.js";
 import { Inbox, TRACKED_IN, asyncDispose } from "./inbox.js";
-import { type InboxOptions, newMailbox } from "./mailboxes.js";
+import { type InboxOptions, newMailbox, saysOfNew } from "./mailboxes.js";
 import type { RelayOptions } from "./options.js";
 import { type Info, type InfoJson, parsedInfo } from "./records.js";
 import type { components } from "./schema.js";
@@ -43,7 +43,13 @@ export class Relay implements AsyncDisposable {
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
   async inbox(wanted: InboxOptions = {}): Promise<Inbox> {
     const made = await this.#exchange.json<Schemas["CreatedMailbox"]>(
-      { method: "POST", path: "/api/v1/mailboxes", body: newMailbox(wanted), idempotent: false },
+      {
+        method: "POST",
+        path: "/api/v1/mailboxes",
+        body: newMailbox(wanted),
+        idempotent: false,
+        says: saysOfNew(wanted),
+      },
       answers.INBOX,
     );
     const endsAt = new Date(made.expires_at);

@@ -151,7 +151,22 @@ test("what answers and is no relay is refused", async () => {
     /^relay-client: 200 unknown: no relay answered: it is a web page \(\S+ \S+\)\nRELAY_URL or --url.*\n$/,
   );
   const closed = await relayClient(["inbox", "--token", "rk_unknown"]);
-  assert.match(closed.err, /^relay-client: 401 .*\n.*--token, say where the relay is.*8025\n$/);
+  assert.match(closed.err, /^relay-client: 401 .*\n.*--token, say where the relay is.*8025, where 'relay up' starts one\n$/);
+});
+
+test("mail that is HTML alone is printed as it reads, all of it", async () => {
+  const html = `<p>Your code</p><p>is&nbsp;<b>271828</b>.</p>${"<br>\n".repeat(100_000)}<p>Bye</p>`;
+  const message = {
+    ...{ id: "1", from_address: null, to: "a@b", subject: null, received_at: "2026-01-01T00:00:00Z" },
+    ...{ size: 1, body_text: null, body_html: html, otp: null, links: [], headers: {}, attachments: [] },
+  };
+  const server = createServer((_, response) => response.end(JSON.stringify(message)));
+  await once(server.listen(0, "127.0.0.1"), "listening");
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const read = await relayClient(["text", "a@b", "--url", `http://127.0.0.1:${port}`]);
+  assert.deepEqual(read, { code: 0, out: "Your code\nis 271828.\nBye\n", err: "" });
+  server.close();
+  server.closeAllConnections();
 });
 
 test("a stranger's mail drives no terminal and no CI from standard error", async () => {

@@ -373,9 +373,32 @@ test("a refusal is said, and so is that there is no inbox", async () => {
   );
   await assert.rejects(
     asATest(() => cy.waitForMail({ inbox: { address: "no@relay.localhost", sessionToken: null } })),
-    /^Refused: 404 mailbox-not-found/,
+    /^Refused: 404 mailbox-not-found: .* \(no@relay\.localhost\)$/,
   );
 });
+
+for (const { made, wanted, problem, says } of cases.refused) {
+  test(`a refusal says: ${says}`, () => {
+    const makes = made.expires_at !== undefined;
+    return at(
+      ({ method }, response) => {
+        const inbox = { address: "jane@shop.example", session_token: null, ...made };
+        const isMade = makes && method === "POST";
+        response.setHeader("Content-Type", "application/json");
+        response.statusCode = isMade ? 201 : 400;
+        response.end(JSON.stringify(isMade ? inbox : { type: `/problems/${problem}`, detail: "No." }));
+      },
+      async () => {
+        const { local_part: localPart, domain } = wanted;
+        const body = () => {
+          cy.relayInbox({ localPart, domain });
+          if (makes) cy.waitForMail();
+        };
+        await assert.rejects(asATest(body), { message: `400 ${problem}: ${says}` });
+      },
+    );
+  });
+}
 
 test("an inbox that is gone already ends no other test", async () => {
   await asATest(() => {
@@ -440,7 +463,7 @@ async function at(answer, body) {
 
 const WHERE =
   "Cypress's variables RELAY_URL and RELAY_TOKEN (CYPRESS_RELAY_URL in a shell) say where the relay " +
-  "is and what opens it; without RELAY_URL it is looked for at http://127.0.0.1:8025";
+  "is and what opens it; without RELAY_URL it is looked for at http://127.0.0.1:8025, where 'relay up' starts one";
 
 test("what gets no answer, or is not let in, names the variables; no other failure does", async () => {
   let port = 0;

@@ -18,7 +18,7 @@ import {
 } from "relay-client";
 import { cases, inner } from "./cases.mjs";
 import { mistype, refuseAs, sendAs } from "./refusals.mjs";
-import { INFO } from "./serving.mjs";
+import { INFO, serving } from "./serving.mjs";
 
 const { inboxOf, smtpServerOf } = await inner("fixtures");
 const { MessageData } = await inner("records");
@@ -481,9 +481,11 @@ test(
     await deliver(captured.address);
     assert.equal((await came).subject, "Reset");
     const never = relay.mailbox(`never.${name}@${own}`);
-    await assert.rejects(never.wait(), /^Refused: 404 mailbox-not-found: .* not yours\.$/);
+    await assert.rejects(never.wait(), {
+      message: `404 mailbox-not-found: There is no such mailbox, or it is over, or it is not yours. (${never})`,
+    });
     const theirs = (await byKey()).mailbox(captured.address);
-    await assert.rejects(theirs.wait(), /not yours\. Captured mail opens only to the admin/);
+    await assert.rejects(theirs.wait(), /not yours\. \(ada@.*\) Captured mail opens only to the admin/);
   }),
 );
 
@@ -611,6 +613,37 @@ test("an inbox ends when it is disposed of; one that was opened stays", async ()
   await inbox.close(); // twice does no harm
   await assert.rejects(inbox.close({ strict: true }), /^Refused: 404 mailbox-not-found/);
 });
+
+test("an inbox whose time has ended is named, with the time", async () => {
+  const inbox = await relay.inbox({ ttl: 0.3 / 60 });
+  const ended = inbox.expiresAt?.toISOString().replace(/\.\d+/, "");
+  const said = `The inbox ${inbox.address} is over: its time ended at ${ended}.`;
+  for (const read of [() => inbox.wait(), () => inbox.messages()]) {
+    await assert.rejects(read, { message: `404 mailbox-not-found: ${said}` });
+  }
+});
+
+for (const { made, wanted, problem, says } of cases.refused) {
+  test(`a refusal says: ${says}`, () => {
+    let makes = made.expires_at !== undefined;
+    return serving(
+      (_, response) => {
+        const inbox = { address: "jane@shop.example", session_token: null, ...made };
+        response.statusCode = makes ? 201 : 400;
+        response.end(JSON.stringify(makes ? inbox : { type: `/problems/${problem}`, detail: "No." }));
+        makes = false;
+      },
+      async (client) => {
+        const { local_part: localPart, domain } = wanted;
+        const refused = { message: `400 ${problem}: ${says}` };
+        if (!makes) return assert.rejects(client.inbox({ localPart, domain }), refused);
+        const inbox = await client.inbox();
+        await assert.rejects(inbox.wait(), refused);
+        await assert.rejects(inbox.messages(), refused);
+      },
+    );
+  });
+}
 
 test("without a token an inbox has its own, which opens that inbox alone", async () => {
   const anonymous = new Relay({ token: null });
@@ -768,7 +801,8 @@ test("a state that no message has is refused before anything is asked", async ()
 test("a wait ends when its inbox is closed", async () => {
   const inbox = await relay.inbox();
   const waits = assert.rejects(inbox.wait({ subject: "Reset", timeout: 20_000 }), (error) => {
-    const said = "RelayError: the inbox was closed while mail with 'Reset' in the subject was waited for";
+    const what = "was closed while mail with 'Reset' in the subject was waited for";
+    const said = `RelayError: the inbox ${inbox.address} ${what}`;
     assert.equal(String(error), said);
     assert.ok(error instanceof RelayError && error.cause === undefined, "it says nothing");
     return true;

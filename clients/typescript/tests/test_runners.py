@@ -203,7 +203,8 @@ def test_a_run_of_playwright_waits_once_for_a_relay_that_is_away(run: Run, proje
     assert first.startswith(
         "Unreachable: the relay does not answer POST http://127.0.0.1:1/api/v1/m"
     )
-    assert first.endswith("without RELAY_URL it is looked for at http://127.0.0.1:8025")
+    said = "RELAY_URL it is looked for at http://127.0.0.1:8025, where 'relay up' starts one"
+    assert first.endswith(said)
     assert others == [first, first]
 
 
