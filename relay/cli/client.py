@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from relay.cli import exits
+from relay.cli import exits, options
 from relay.cli.exchange import BrokenExchange, Exchange
 from relay.cli.exits import Failure
 from relay.cli.output import line
@@ -61,8 +61,9 @@ def read_run(data_dir: Path, *, patience: float = START_PATIENCE) -> dict[str, A
             pass
         if not data.is_held() and time.monotonic() >= began + LOCK_PATIENCE:
             raise Failure(
-                f"No relay is running on {data.path}; start one with `relay up`, or name the data "
-                "directory of another with --data-dir.",
+                f"No relay is running on {data.path}; start one with "
+                f"`{options.starting(data_dir)}`, or name the data directory of another with "
+                "--data-dir.",
                 exits.UNAVAILABLE,
             )
         if time.monotonic() >= until:

@@ -99,7 +99,7 @@ def url(config: Path | None, data_dir: Path, as_json: bool) -> None:
     if dsn is None:
         raise Failure(
             f"No relay runs on {data_dir.absolute()}, so its embedded PostgreSQL does not run "
-            "either; start it with `relay up`.",
+            f"either; start it with `{options.starting(data_dir)}`.",
             exits.UNAVAILABLE,
         )
     if as_json:

@@ -67,8 +67,7 @@ def banner(entries: Mapping[str, Any], data_dir: Path) -> str:
     """Return what a person wants to know of a relay that is ready; `entries`: its `relay.json`."""
     relay = sys.argv[0] if Path(sys.argv[0]).name in {"relay", "relay-mail"} else "relay"
     # Another shell knows neither this one's variables nor its options.
-    usual = data_dir.absolute() == options.DEFAULT_DATA_DIR.absolute()
-    where = [] if usual else ["--data-dir", str(data_dir)]
+    where = options.naming(data_dir)
 
     def command(*words: str) -> str:
         return shlex.join([relay, *words, *where])

@@ -6,6 +6,7 @@ reads settings itself, `--json` where it lists or shows.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,17 @@ import click
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_DATA_DIR = Path("var")
+
+
+def naming(data_dir: Path) -> list[str]:
+    """Return what a command needs beside its own words to be about `data_dir`, in any shell."""
+    usual = data_dir.absolute() == DEFAULT_DATA_DIR.absolute()
+    return [] if usual else ["--data-dir", str(data_dir)]
+
+
+def starting(data_dir: Path) -> str:
+    """Return the line that runs a relay on `data_dir`."""
+    return shlex.join(["relay", "up", *naming(data_dir)])
 
 
 def data_dir(command: F) -> F:

@@ -29,13 +29,14 @@ NEEDS_RELAY = [
 
 @pytest.mark.parametrize("arguments", NEEDS_RELAY, ids=" ".join)
 def test_without_a_relay_one_sentence_and_69(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """A command that needs a relay says in one sentence that none runs, and where it looked."""
+    """A command that needs a relay says in one sentence that none runs, where it looked, and how to
+    start one there."""
     done = cli(*arguments, "--data-dir", tmp_path)
     assert done.returncode == 69
     assert done.stdout == b""
     text = done.stderr.decode()
     assert text.startswith("relay: No relay ")
-    assert str(tmp_path) in text
+    assert f"with `relay up --data-dir {tmp_path}`" in text
     assert text.count("\n") == 1
 
 
