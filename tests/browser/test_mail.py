@@ -825,8 +825,11 @@ def letter(page: Page, number: int) -> Locator:
     return page.locator("#messages li").filter(has=link)
 
 
-def test_what_others_change_is_seen_without_a_reload(relay: RelayProcess, browse: Browse) -> None:
-    """Two browsers, and a program: lists, counts, what is read and what could be taken back."""
+def test_what_others_change_is_seen_without_a_reload(
+    relay: RelayProcess, browse: Browse, axe: str
+) -> None:
+    """Two browsers, and a program: lists, counts, what is read and what could be taken back; what
+    is no more is said so, and offers nothing."""
     with browse() as visit, browse() as other, relay.http() as api:
         address = api.post("/api/v1/mailboxes").json()["address"]
         mailbox = f"/api/v1/mailboxes/{address}"
@@ -853,8 +856,11 @@ def test_what_others_change_is_seen_without_a_reload(relay: RelayProcess, browse
         api.delete(f"{mailbox}/messages/{ids[1]}")
         expect(letter(page, 2)).to_have_count(0)
         expect(letter(there, 2)).to_have_count(0)
-        expect(page.get_by_role("alert").filter(has_text="is deleted")).to_be_visible()
+        deleted = page.get_by_role("alert").filter(has_text="This message is deleted.")
+        expect(deleted).to_be_visible()
         expect(page.locator("#message-subject")).to_have_text("letter 2")
+        acts = page.locator("#message").get_by_role("button")
+        expect(acts).to_have_text(["Text", "Source", "Headers"])
 
         letter(page, 3).get_by_role("checkbox").click()
         page.get_by_role("button", name="Delete the chosen").click()
@@ -866,6 +872,24 @@ def test_what_others_change_is_seen_without_a_reload(relay: RelayProcess, browse
         expect(page.locator("#messages li")).to_have_count(1)
         expect(there.locator("#messages li")).to_have_count(1)
         expect(badge).to_have_text("1")
+
+        letter(page, 130).get_by_role("link").click()
+        expect(page.locator("#message-subject")).to_have_text("letter 130")
+        expect(deleted).to_be_hidden()
+        api.delete(mailbox)
+        over = page.locator(".middle").get_by_role("alert")
+        expect(over).to_have_text("This inbox is over, and its mail is gone.")
+        for shown in (page, there):
+            expect(shown.locator("#messages li")).to_have_count(0)
+        expect(deleted).to_be_visible()
+        expect(acts).to_have_text(["Text", "Source", "Headers"])
+        visit.check("inbox-over", axe)
+        page.reload()
+        expect(over).to_contain_text("There is no such mailbox, or it is over")
+        expect(page.locator(".reader .none")).to_be_hidden()
+        for name in ("Delete this inbox", "Delete", "Reply"):
+            expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
+        visit.check("inbox-unknown", axe)
         assert visit.errors == other.errors == []
 
 
@@ -1549,6 +1573,7 @@ def test_who_is_not_signed_in_is_told_how(relay: RelayProcess, browse: Browse, a
         expect(page.get_by_label("Minutes")).to_have_attribute("placeholder", "60")
         assert in_sight(page, page.get_by_role("button", name="Create"))
         expect(page.locator(".rail .none")).to_have_count(0)
+        expect(page.locator(".rail")).to_contain_text("that your network address may have.")
         visit.check("first-visit", axe)
         for view in ("mail/all", "queue"):
             visit.to(view)
@@ -1632,6 +1657,12 @@ def test_where_nothing_is_to_be_seen_the_page_says_why(
         expect(page.get_by_label("Minutes")).to_have_attribute("placeholder", "2880")
         expect(page.locator("#lives")).to_have_text("It lives for 2 days.")
         lead = page.locator(".rail").get_by_role("link", name="Send the first mail")
+        expect(lead).to_be_visible()
+        finds = page.get_by_role("searchbox", name="Find an inbox")
+        finds.fill("nobody")
+        expect(page.locator(".rail .none")).to_contain_text("No inbox matches.")
+        expect(lead).to_be_hidden()
+        finds.fill("")
         expect(lead).to_be_visible()
         visit.check("phone-fresh", axe)
         lead.click()

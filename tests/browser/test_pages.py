@@ -217,16 +217,20 @@ def test_an_anonymous_inbox_outlives_a_reload(relay: RelayProcess, browse: Brows
 
 
 def test_the_page_says_when_an_inbox_is_over(relay: RelayProcess, browse: Browse) -> None:
-    """Deleted elsewhere, the inbox is said to be gone, and a wrong name is explained."""
+    """Deleted elsewhere, it is said to be over, nothing of it is offered any more; a wrong name is
+    explained."""
     with browse() as visit, relay.http() as api:
         page = visit.page
         page.goto(relay.run["http"])
         address = create_inbox(page)
         api.delete(f"/api/v1/mailboxes/{address}").raise_for_status()
-        expect(page.locator("#stream")).to_contain_text("mailbox")
+        over = page.get_by_role("alert").filter(has_text="This inbox is over")
+        expect(over).to_be_visible()
+        expect(page.get_by_role("button", name="Delete this inbox")).to_have_count(0)
+        expect(page.locator("#inboxes li")).to_have_count(0)
         page.get_by_label("New inbox").fill("not a name")
         page.get_by_role("button", name="Create").click()
-        expect(page.get_by_role("alert").first).not_to_be_empty()
+        expect(page.locator(".rail").get_by_role("alert")).to_contain_text("New inbox: ")
         assert visit.errors == []
 
 

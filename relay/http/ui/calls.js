@@ -140,14 +140,15 @@ export async function every(milliseconds, signal, once, tell) {
   }
 }
 
-// Call `once` again and again, with a pause after each end, until refused or left.
+// Call `once` again and again, with a pause after each end, until refused or left; `tell` what fails,
+// and as what.
 export async function keepUp(signal, once, tell) {
   while (!signal.aborted) {
     try {
       await once();
     } catch (error) {
       if (signal.aborted) return;
-      tell(error.message);
+      tell(error.message, error);
       if (error instanceof Refused) return;
     }
     await pause(1000, signal);

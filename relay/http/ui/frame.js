@@ -7,7 +7,7 @@
 // what a document has: so whatever is asked of it is asked by the prototypes of this page.
 
 import { ticketed } from "./calls.js";
-import { button, copyButton, h, say } from "./dom.js";
+import { button, copyButton, h } from "./dom.js";
 import { t } from "./strings.js";
 
 const LEAST = 120; // px

@@ -2,7 +2,7 @@
 
 import { Refused, send } from "./calls.js";
 import { asking } from "./dialogs.js";
-import { button, copyButton, doing, fill, h, input, labelled, Pages, problem, say, section, Table, when } from "./dom.js";
+import { button, copyButton, doing, fill, h, input, labelled, Pages, problem, section, Table, when } from "./dom.js";
 import { t } from "./strings.js";
 
 export const title = t("API keys");

@@ -97,7 +97,7 @@ class Mail {
     const at = (name && named(name)) ?? (all ? { key: "all" } : null);
     const q = values.get("q") ?? "";
     const key = at?.key;
-    if (!this.started || this.list?.at.key !== key) {
+    if (!this.started || this.list?.at.key !== key || this.list?.signal.aborted) {
       this.started = true;
       this.list?.left.abort();
       this.middle.replaceChildren();
@@ -466,9 +466,9 @@ function makeRail(mail) {
   const rows = new Map();
   const body = h("ul", { id: "inboxes", ariaLabel: t("Live inboxes") });
   const folders = h("ul", { id: "folders", ariaLabel: t("All") });
-  const none = h("p.none", `${t("No inbox yet.")} `);
   // The narrowest screens show the inboxes alone, and the lines to copy stand in the list.
-  none.append(h("a.first", { href: "#/mail/all", text: t("Send the first mail") }));
+  const first = h("a.first", { href: "#/mail/all", text: t("Send the first mail") });
+  const none = h("p.none", h("span"), " ", first);
   const quota = h("p.small");
   const search = h("input", { type: "search", name: "q", placeholder: t("find an inbox"), ariaLabel: t("Find an inbox"), oninput: settled(() => refresh()) });
   let [marked, unread, newest, counting, again] = [null, 0, [], false, false]; // `newest`: of what is unread
@@ -527,9 +527,12 @@ function makeRail(mail) {
     const order = fresh ? items.map((one) => rows.get(one.address)) : [...rows.values()];
     keepFocus(body, () => arrange(body, order), () => body.querySelector("a"));
     none.hidden = rows.size > 0;
+    first.hidden = search.value !== "";
+    say(none.firstChild, first.hidden ? t("No inbox matches.") : t("No inbox yet."));
     countDown();
     badges();
     mark(marked);
+    if (mail.list?.signal.aborted && rows.has(marked)) dispatchEvent(new Event("hashchange")); // captured anew
   };
   const pages = new Pages(page.list, show);
 
@@ -538,7 +541,8 @@ function makeRail(mail) {
     unread = count;
     form.elements.ttl_minutes.placeholder = minutes;
     lives();
-    say(quota, most === null ? "" : t("{0} of {1} inboxes that you may have.", number(mailboxes), number(most)));
+    const counts = [number(mailboxes), number(most)];
+    say(quota, most === null ? "" : page.who ? t("{0} of {1} inboxes that you may have.", ...counts) : t("{0} of {1} inboxes that your network address may have.", ...counts));
     if (all) await pages.start(`mailboxes${query({ q: search.value, limit: PAGE })}`);
     else show(kept().map((one) => ({ ...one, message_count: "" })), true);
   }
@@ -729,7 +733,19 @@ class List {
       this.rows.end();
     });
     if (at.key === "sent") every(EVERY, this.signal, () => this.rows.items.length <= ROWS && this.refresh(), () => {});
-    else keepUp(this.signal, () => this.follow(), (text) => say(this.stream, text));
+    else keepUp(this.signal, () => this.follow(), (text, { problem } = {}) => (problem === "mailbox-not-found" ? this.over(text) : say(this.stream, text)));
+  }
+
+  // The inbox was deleted, or has expired, elsewhere; or there is none for who is here.
+  over(text) {
+    const { mail, at } = this;
+    mail.commit();
+    this.left.abort();
+    this.rows.start([], false);
+    mail.middle.replaceChildren(h("div.top", mail.middle.querySelector(".bar")), h("p.none", { role: "alert", text: this.ends ? t("This inbox is over, and its mail is gone.") : text }));
+    mail.reader.gone();
+    if (this.page.who === null) forget(at.address);
+    mail.rail.refresh();
   }
 
   href(tail = "") {

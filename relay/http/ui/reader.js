@@ -4,7 +4,7 @@
 // leads nowhere: a link is shown in full first, and opens in a tab that is told no referrer.
 
 import { ask, get, part, send, ticketed } from "./calls.js";
-import { button, bytes, copyButton, doing, h, press, problem, say, when } from "./dom.js";
+import { button, bytes, copyButton, doing, h, keepFocus, press, problem, say, when } from "./dom.js";
 import { asking, field } from "./dialogs.js";
 import { away, MessageFrame, outside, spelt } from "./frame.js";
 import { senderOf } from "./list.js";
@@ -84,6 +84,7 @@ export class Reader {
     } catch (error) {
       if (this.signal.aborted || this.reading !== id) return;
       this.close();
+      this.none.hidden = true;
       say(this.trouble, error.message);
     }
   }
@@ -104,9 +105,14 @@ export class Reader {
     this.element.querySelector(`#message-${what}`)?.click();
   }
 
-  // It was deleted elsewhere: what is shown is all there is of it.
+  // It was deleted elsewhere: what is shown is all there is of it, and nothing can be done to it.
   gone() {
+    if (!this.message) return;
+    this.message = null;
+    const acts = this.element.querySelectorAll(".bar > button, #message-tags button, #message-forms :nth-last-child(-n+2), .files, details:has(.files)");
+    keepFocus(this.element, () => acts.forEach((one) => one.remove()), () => this.element.querySelector("h2"));
     say(this.trouble, t("This message is deleted."));
+    this.around();
   }
 
   // How it is tagged now, perhaps by others.

@@ -33,20 +33,10 @@ export const t = (text, ...values) => (table?.[text] ?? text).replace(/\{(\d)\}/
 // A text in whose places elements stand: what an element is given to hold.
 export const told = (text, ...elements) => text.split(/\{(\d)\}/).map((piece, at) => (at % 2 ? elements[piece] : piece));
 
-// What the relay names by a word of its own: states, kinds, scopes.
-const NAMES = {
-  active: t("active"), provisioned: t("provisioned"), suspended: t("suspended"),
-  queued: t("queued"), processing: t("being delivered"), held: t("held"), sent: t("sent"), failed: t("failed"), bounced: t("bounced"), cancelled: t("cancelled"),
-  retry: t("retry"), hold: t("hold"), cancel: t("cancel"), restart: t("restart"), pause: t("pause"), resume: t("resume"), sweep: t("sweep"), report: t("report"),
-  high: t("high"), normal: t("normal"), bulk: t("bulk"),
-  starting: t("starting"), running: t("running"), paused: t("paused"), draining: t("draining"), backing_off: t("backing off"), stopped: t("stopped"),
-  error: t("error"), warning: t("warning"), note: t("note"),
-  activation: t("activation"), password_recovery: t("password recovery"),
-  manual: t("manual"), complained: t("complained"), unsubscribed: t("unsubscribed"),
-  default: t("default"), file: t("file"), environment: t("environment"),
-};
+// What the relay names by a word of its own (states, kinds, scopes) is that word's text, but for these.
+const NAMES = { processing: t("being delivered"), backing_off: t("backing off"), password_recovery: t("password recovery") };
 
-export const named = (word) => NAMES[word] ?? word;
+export const named = (word) => NAMES[word] ?? t(word);
 
 // How the relay's own sentences are said in another language (spoken.js); who reads English needs none
 // of it.
