@@ -57,16 +57,27 @@ export function saysOfNew({ localPart, domain }: InboxOptions): Says {
   };
 }
 
+const STARTED_AGAIN =
+  " If the relay was started again, the token of its run/relay.json is another by now.";
+
 /** As many milliseconds this machine's clock may be behind the relay's, by which a time ends. */
 const CLOCKS_DIFFER = 10_000;
 
 /** Of a mailbox that is not there: which, and why. @internal */
-export function saysOf(inbox: { address: string; expiresAt?: Date | null }): Says {
+export function saysOf(inbox: {
+  address: string;
+  expiresAt?: Date | null;
+  sessionToken: string | null;
+}): Says {
   return (problem, said) => {
     if (problem !== "mailbox-not-found") return said;
-    const { address, expiresAt } = inbox;
+    const { address, expiresAt, sessionToken } = inbox;
     const ends = new Date(expiresAt ?? NaN);
-    if (!(+ends - Date.now() <= CLOCKS_DIFFER)) return `${said} (${address})`;
+    if (!(+ends - Date.now() <= CLOCKS_DIFFER)) {
+      // One that was made here, by the token that opens it no more.
+      const hint = expiresAt && sessionToken === null ? STARTED_AGAIN : "";
+      return `${said} (${address})${hint}`;
+    }
     const at = ends.toISOString().replace(/\.\d+/, "");
     return `The inbox ${address} is over: its time ended at ${at}.`;
   };

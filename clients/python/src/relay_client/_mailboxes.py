@@ -34,6 +34,10 @@ CLOSES_WITHIN = 2.0
 _CLOCKS_DIFFER = timedelta(seconds=10)
 """By as much this machine's clock may be behind the relay's, by which an inbox's time ends."""
 
+_STARTED_AGAIN = (
+    " If the relay was started again, the token of its run/relay.json is another by now."
+)
+
 PAGE = 200
 """Entries of a page of a list, at most."""
 
@@ -98,7 +102,9 @@ class InboxHandle:
             return said
         ends = self.expires_at
         if ends is None or ends - datetime.now(timezone.utc) > _CLOCKS_DIFFER:
-            return f"{said} ({self.address})"
+            # One that was made here, by the token that opens it no more.
+            hint = _STARTED_AGAIN if ends and self.session_token is None else ""
+            return f"{said} ({self.address}){hint}"
         at = ends.isoformat(timespec="seconds").replace("+00:00", "Z")
         return f"The inbox {self.address} is over: its time ended at {at}."
 
