@@ -9,6 +9,7 @@ import pytest
 from plugin_runs import SENDS, run_pytest, ways
 
 from relay_client import Relay
+from relay_client._longrepr import tamed_properties
 
 
 def test_a_failed_test_shows_its_mail(inner: pytest.Pytester) -> None:
@@ -399,6 +400,66 @@ def test_mail_that_is_compared_drives_nothing(
     assert r"\u0023#[error]x" in said
     other = run_pytest(inner, "-k", "test_other")  # which has not read it
     assert "##[error]x" in other.stdout.str()
+
+
+_WARNS = r"""
+import threading
+import warnings
+
+EVIL = "\n::error::x ##vso[task.x]y \x1b]0;t\x07\x1b[2J\x9b\u202eabc"
+
+def test_other_before(): warnings.warn("before ##[x]")
+def test_records(relay, record_property):
+    record_property("said", EVIL)
+    record_property("parts", {"raw": [EVIL.encode()]})
+    record_property(EVIL, 7)
+def test_warns(relay): warnings.warn("Welcome" + EVIL)
+def test_category(relay): warnings.warn("Late" + EVIL, DeprecationWarning)
+def test_thread(relay):
+    def fail(): raise ValueError("Thread" + EVIL)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+def test_other_after(): warnings.warn("after" + EVIL)
+"""
+
+
+def test_mail_in_a_warning_or_a_property_drives_nothing(inner: pytest.Pytester) -> None:
+    """Of a test, of a thread, and of a test after them; with the warning's own category."""
+    inner.makepyfile(_WARNS)
+    for way in ways(inner):
+        result = run_pytest(inner, "--junitxml=junit.xml", "-o", "junit_family=xunit1", *way)
+        result.assert_outcomes(passed=6, warnings=5)
+        said = result.stdout.str()
+        assert "before ##[x]" in said or way  # which had read none
+        for each in (said.replace("before ##[x]", ""), (inner.path / "junit.xml").read_text()):
+            assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", each)
+            assert not re.search(r"(?m)^\s*::|##(\[|vso\[)", each)
+        shown = r"\n\s*\\u003a:error::x \\u0023#vso\[task.x\]y \\u001b\]0;t"
+        for start in (
+            "UserWarning: Welcome",
+            "DeprecationWarning: Late",
+            "Error: Thread",
+            ": after",
+        ):
+            assert re.search(start + shown, said)
+        assert "PytestUnhandledThreadExceptionWarning: " in said
+        report = ElementTree.parse(inner.path / "junit.xml").getroot()
+        found = {str(one.get("name"))[-4:]: one.get("value") for one in report.iter("property")}
+        assert found.keys() == {"said", "arts", "eabc"}
+        assert found["eabc"] == "7"
+        assert r"\u0023#vso[task.x]" in str(found["arts"])
+
+
+def test_what_cannot_be_recorded_ends_no_run() -> None:
+    """Such as a header of a mail that Python's own parser fails over."""
+
+    class Broken:
+        def __str__(self) -> str:
+            raise ValueError
+
+    recorded: list[tuple[str, object]] = [("header", Broken()), ("number", 7)]
+    assert tamed_properties(recorded) == recorded
 
 
 def test_mail_in_a_report_fills_no_log(inner: pytest.Pytester) -> None:

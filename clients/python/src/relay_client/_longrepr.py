@@ -4,11 +4,13 @@ pytest shows both sides of a comparison, line by line and as they are: of a test
 that is what a stranger has written.  Its colours are among these lines where it has a terminal, so
 there colours of letters stay, a stranger's, too.
 
-A report is objects of pytest's own in one another, with texts in them: each text is replaced.
+A report is objects of pytest's own in one another, with texts in them: each text is replaced.  What
+`record_property` was given is shown as its `str`, and a warning as its message.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 from relay_client._text import visible
@@ -30,3 +32,25 @@ def tamed(said: object, *, colours: bool) -> Any:
         for name, part in parts.items():
             setattr(said, name, tamed(part, colours=colours))
     return said
+
+
+def tamed_properties(said: list[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return what was recorded of a test, with what drives as a text with that spelt."""
+    return [(visible(name), _tamed_value(value)) for name, value in said]
+
+
+def _tamed_value(value: object) -> object:
+    try:
+        text = str(value)
+    except Exception:  # a stranger's mail is to end no run
+        return value
+    shown = visible(text)
+    return value if shown == text else shown
+
+
+def tame_warning(said: warnings.WarningMessage) -> None:
+    """Spell the message of a warning that was recorded; its category stays."""
+    text = str(said.message)
+    shown = visible(text)
+    if shown != text:
+        said.message = Warning(shown)

@@ -9,15 +9,19 @@
 
 When a test fails, what came to its inboxes is in the report: to those that it has made itself, too.
 Nothing in the report of a test that uses a fixture of these drives who reads it, whatever mail it
-compares.  Where there is no relay, or
-none any more, the tests that want one fail, and why is said once, at the end.  `--relay-keep`
-leaves inboxes, and the data of a relay that was started, as they are;
+compares, warns of or records, nor does a warning from the first such test on, since a thread can
+raise in another test's time.  Out of reach are `record_xml_attribute`, `record_testsuite_property`,
+and what Python itself writes to stderr once the last test is over.
+
+Where there is no relay, or none any more, the tests that want one fail, and why is said once, at
+the end.  `--relay-keep` leaves inboxes, and the data of a relay that was started, as they are;
 `@pytest.mark.relay_inbox(ttl=…, local_part=…)` says what inbox a test wants.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Generator, Iterator
 from html import escape
 from inspect import Parameter, Signature
@@ -44,7 +48,7 @@ from relay_client._connect import DEFAULT_URL, FROM_ENVIRONMENT, Token
 from relay_client._current_test import CURRENT_TEST
 from relay_client._http import run
 from relay_client._local_relay import Process, ended, opens, running, started, stop
-from relay_client._longrepr import tamed
+from relay_client._longrepr import tame_warning, tamed, tamed_properties
 from relay_client._mail_report import report as mail_report
 from relay_client._run_report import Progress, RunReport
 from relay_client._smtp_server import SmtpServer as SmtpServer
@@ -76,10 +80,12 @@ class _Relays:
         self._keeps = bool(config.getoption("relay_keep"))
         self._ours: tuple[Path, Process] | None = None
         self._away: tuple[RelayError, str] | None = None
+        self._is_used = False
         self.report = RunReport()
 
     def found(self, factory: pytest.TempPathFactory) -> Relay:
         """Return the relay of this run; where there is none the test fails, and that is said."""
+        self._is_used = True
         # Into no variable: `--showlocals` would show the token.
         try:
             relay = Relay(*self._where(factory))
@@ -96,6 +102,12 @@ class _Relays:
             relay.close()
             self.report.fail(error, self._advice())
         return relay
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        """Spell what drives in a warning that may have mail in it, before anybody has shown it."""
+        if self._is_used:
+            tame_warning(warning_message)
 
     def ask(self, relay: Relay, call: Callable[[], T]) -> T:
         """Ask for what a test cannot do without.
@@ -208,7 +220,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Say which markers there are."""
     config.addinivalue_line("markers", f"relay_inbox{_NAMES}: what inbox the test is given")
-    config.stash[_RELAYS] = _Relays(config)
+    config.stash[_RELAYS] = relays = _Relays(config)
+    config.pluginmanager.register(relays)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -329,6 +342,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
         report.longrepr = tamed(report.longrepr, colours=colours)
         # What was printed and logged, by httpx too: that has what answers in a relay's place said.
         report.sections = tamed(report.sections, colours=colours)
+        report.user_properties = tamed_properties(report.user_properties)
         if hasattr(report, "wasxfail"):  # why it was expected to fail
             report.wasxfail = tamed(report.wasxfail, colours=colours)
     if not report.failed:
