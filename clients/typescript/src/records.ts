@@ -7,8 +7,7 @@
 import { NoSuchLink } from "./errors.js";
 import { isLike } from "./links.js";
 import type { components } from "./schema.js";
-import { MAX_LINK, inALine, quoted } from "./text.js";
-import { shown } from "./waiting.js";
+import { MAX_LINK, inALine, quoted, shownMatch } from "./text.js";
 
 const LISTED = 20; // links, where none is like the one that is wanted
 
@@ -140,7 +139,7 @@ export class MessageData<A extends AttachmentData = AttachmentData> {
     if (match === undefined) throw new NoSuchLink(`no link${where}`);
     const listed = this.links.slice(0, LISTED).map((link) => `\n  ${inALine(link, MAX_LINK)}`);
     if (this.links.length > LISTED) listed.push(`\n  and ${this.links.length - LISTED} more`);
-    throw new NoSuchLink(`no link like ${shown(match)}${where}; its links:${listed.join("") || " none"}`);
+    throw new NoSuchLink(`no link like ${shownMatch(match)}${where}; its links:${listed.join("") || " none"}`);
   }
 }
 

@@ -53,3 +53,13 @@ export function quoted(text: string): string {
     ? `"${line}"`
     : `'${line.replaceAll("'", "\\'")}'`;
 }
+
+/** Whether it is a regular expression, also one of another realm, as runners of tests make them. */
+export function isPattern(match: unknown): match is RegExp {
+  return Object.prototype.toString.call(match) === "[object RegExp]";
+}
+
+/** What is looked for: a text in quotes, or a pattern between slashes. */
+export function shownMatch(match: string | RegExp): string {
+  return isPattern(match) ? `/${inALine(match.source, MAX_NAME)}/` : quoted(String(match));
+}

@@ -12,7 +12,7 @@ import type {
   MessageJson,
   RejectedJson,
 } from "./records.js";
-import { MAX_NAME, inALine, quoted } from "./text.js";
+import { MAX_NAME, inALine, isPattern, quoted, shownMatch } from "./text.js";
 
 /**
  * A wait is asked for in parts of so many milliseconds, less than the time after which a proxy in
@@ -91,11 +91,6 @@ export function fits({ subject, sender }: Wanted, found: MessageJson): boolean {
   return has(subject, found.subject) && has(sender, found.from_address);
 }
 
-/** Also one of another realm, as runners of tests make them. */
-function isPattern(match: unknown): match is RegExp {
-  return Object.prototype.toString.call(match) === "[object RegExp]";
-}
-
 /**
  * Says how long to pause, in milliseconds, after each part of a wait that has ended without mail: by
  * how long that took, and how much was left of the wait as it began.  No relay ends a part much
@@ -127,17 +122,12 @@ export function waitable(milliseconds: number): number {
 /** Say in words what is waited for: a message, or `count` of them. @internal */
 export function inWords({ subject, sender, after }: Wanted, count?: number): string {
   const words = [
-    ...(sender === undefined ? [] : [` from ${shown(sender)}`]),
-    ...(subject === undefined ? [] : [` with ${shown(subject)} in the subject`]),
+    ...(sender === undefined ? [] : [` from ${shownMatch(sender)}`]),
+    ...(subject === undefined ? [] : [` with ${shownMatch(subject)} in the subject`]),
   ];
   const one = words.length > 0 ? "mail" : "any mail";
   const what = count === undefined ? one : `${count} message${count === 1 ? "" : "s"}`;
   return [what, ...words, after === undefined ? "" : ` after ${idOf(after)}`].join("");
-}
-
-/** What is looked for: a text in quotes, or a pattern between slashes. @internal */
-export function shown(match: string | RegExp): string {
-  return isPattern(match) ? `/${inALine(match.source, MAX_NAME)}/` : quoted(String(match));
 }
 
 /** A message in one line. @internal */
