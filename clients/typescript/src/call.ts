@@ -164,7 +164,7 @@ export function refused(answer: Answer): Refused {
 /** What is thrown where no relay has answered. @internal */
 export function noRelay({ status, headers, bytes, fault }: Answer, why = fault): Refused {
   const url = headers.get("Location");
-  if (/^\s*</.test(new TextDecoder().decode(bytes.subarray(0, 100)))) why ??= "it is a web page"; // not on the page
+  if (/^\s*</.test(new TextDecoder().decode(bytes.subarray(0, 100)))) why ??= "it is a web page"; // scripts/page.mjs drops this line
   const leads = url !== null && status >= 300 && status < 400;
   const said = leads
     ? `it leads to ${url}`

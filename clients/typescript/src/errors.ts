@@ -19,7 +19,7 @@ export class RelayError extends Error {
 
   constructor(message: string, options?: ErrorOptions) {
     super(visible(message, 20_000), options);
-    STACKS.cut?.(this, new.target.name); // not on the page
+    STACKS.cut?.(this, new.target.name); // scripts/page.mjs drops this line
   }
 }
 
