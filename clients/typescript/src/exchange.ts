@@ -122,7 +122,7 @@ export class Exchange {
   #closed = false;
 
   /**
-   * `timeLimit` says how long a call without a deadline may take; undefined: as it pleases.
+   * `timeLimit` says how long a call without a deadline of its own may take; undefined: as it pleases.
    * @internal
    */
   constructor(options: RelayOptions, timeLimit: () => number | undefined = () => undefined) {
@@ -149,29 +149,29 @@ export class Exchange {
     request: RepeatableRequest | (() => RepeatableRequest),
     shape: Shape,
     deadline?: number,
-    overallDeadline?: number,
   ): Promise<T> {
-    return decoded(await this.call(request, deadline, overallDeadline), shape) as T;
+    return decoded(await this.call(request, deadline), shape) as T;
   }
 
   /**
    * Make a call until it is answered; return the answer if it is a good one.  A call is repeated up
-   * to `deadline`, and no try outlasts it but one that may keep its answer back; without one, and
-   * without a time limit, it is repeated for `RETRY_TIMEOUT`, and no try outlasts
-   * `overallDeadline`, that of the calls of which it is one.  What differs from try to try is made
-   * anew for each.
+   * to `deadline`, and no try outlasts it but one that may keep its answer back.  Without one, or
+   * where it is `shared` by several calls of which this is one, it is repeated for as long as the
+   * time limit says, else for `RETRY_TIMEOUT`.  What differs from try to try is made anew for each.
    * @internal
    */
   async call(
     request: RepeatableRequest | (() => RepeatableRequest),
-    deadline?: number,
-    overallDeadline = Infinity,
+    deadline = Infinity,
+    { shared = deadline === Infinity } = {},
   ): Promise<PlacedAnswer> {
     const began = performance.now();
-    const timeLimit = this.#timeLimit();
-    const limit = deadline ?? (timeLimit === undefined ? Infinity : began + timeLimit);
-    const lastEnd = Math.min(limit, overallDeadline);
-    const lastStart = Math.min(lastEnd, limit < Infinity ? limit : began + RETRY_TIMEOUT);
+    let lastStart = deadline;
+    if (shared) {
+      const timeLimit = this.#timeLimit();
+      deadline = Math.min(deadline, began + (timeLimit ?? Infinity));
+      lastStart = Math.min(deadline, began + (timeLimit ?? RETRY_TIMEOUT));
+    }
     for (let pause = FIRST_PAUSE; ; pause = Math.min(2 * pause, LAST_PAUSE)) {
       const one = typeof request === "function" ? request() : request;
       const idempotent = one.idempotent ?? true;
@@ -179,7 +179,7 @@ export class Exchange {
       let repeats: boolean;
       let delay = pause;
       try {
-        const answer = await this.#once(one, lastEnd);
+        const answer = await this.#once(one, deadline);
         if (answer.fault !== undefined) throw noRelayOf(answer);
         return answer;
       } catch (error) {

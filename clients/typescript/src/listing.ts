@@ -46,19 +46,19 @@ export async function listed(
   limit: number,
   { timeout = LIST_TIMEOUT, maxBytes: most = LIST_BYTES, found = [] }: ListOptions,
 ): Promise<Message[]> {
-  const overallDeadline = performance.now() + waitable(timeout);
+  const deadline = performance.now() + waitable(timeout);
   let size = 0;
   const mayGoOn = () => {
     const list = `the list of ${address} has`;
     if (size > most) {
       throw new RelayError(`${list} more than ${most >> 20} MiB: ask for fewer messages at once`);
     }
-    if (performance.now() < overallDeadline) return;
+    if (performance.now() < deadline) return;
     throw new Unreachable(`${list} not ended after ${timeout / 1000} s`);
   };
   const call = async (request: RepeatableRequest): Promise<Answer> => {
     const one = { ...request, maxBytes: MESSAGE_BYTES };
-    const answer = await exchange.call(one, undefined, overallDeadline);
+    const answer = await exchange.call(one, deadline, { shared: true });
     size += answer.bytes.length;
     return answer;
   };
