@@ -22,6 +22,33 @@ export const REPLY = 30_000;
 /** How many bytes a refusal may have. */
 const REFUSAL = 1 << 20;
 
+/**
+ * Bytes of an answer that is neither a message nor a list of messages; none has as much.  Parsed,
+ * JSON takes up to thirty times its size in memory.
+ * @internal
+ */
+export const JSON_BYTES = 2 << 20;
+
+/**
+ * More than a message's texts, headers and links can have in JSON (a million characters each), and
+ * than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does
+ * not cut them.
+ * @internal
+ */
+export const MESSAGE_BYTES = 32 << 20;
+
+/**
+ * What all pages of a list may have together.
+ * @internal
+ */
+export const LIST_BYTES = 128 << 20;
+
+/**
+ * Ten times the largest message that a relay takes unless its operator allows more, in bytes.
+ * @internal
+ */
+export const RAW_BYTES = 256 << 20;
+
 /** Statuses that pass: the same call may do better later. @internal */
 export const RETRYABLE_STATUSES = new Set([429, 502, 503, 504]);
 

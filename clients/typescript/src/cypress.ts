@@ -16,49 +16,23 @@
  * Nothing of Cypress is imported: it puts `Cypress` and `cy` there itself.
  */
 
-import { CAPTURED, INBOX, INFO, LIST, MESSAGE_OR_NONE, REJECTED } from "./answers.js";
-import { REPLY, RETRYABLE_STATUSES, type Shape, refused, unlike } from "./call.js";
-import { hide, type Refused } from "./errors.js";
+import { INBOX } from "./answers.js";
+import { REPLY, RETRYABLE_STATUSES, type Target, refused, unlike } from "./call.js";
+import { Refused, hide } from "./errors.js";
+import type { Flow, FlowCall } from "./exchange.js";
 import {
   FIXTURE_TTL,
+  InboxHandle,
   type InboxOptions,
-  type Says,
   newMailbox,
-  pathOf,
   reworded,
-  saysOf,
   saysOfNew,
 } from "./mailboxes.js";
 import { DEFAULT_URL, target, whereFrom } from "./options.js";
-import {
-  AttachmentData,
-  type CapturedJson,
-  type EntryJson,
-  type InfoJson,
-  MessageData,
-  type MessageJson,
-  type RejectedJson,
-} from "./records.js";
+import { AttachmentData, MessageData } from "./records.js";
 import type { components } from "./schema.js";
-import {
-  BY_KEY,
-  LOOKS_THROUGH,
-  NO_TOKEN,
-  OTHERS,
-  PART,
-  TIMEOUT,
-  type WaitOptions,
-  administrators,
-  areParsed,
-  waitQuery,
-  fits,
-  inVain,
-  inWords,
-  isCaptured,
-  pauses,
-  unmade,
-  waitable,
-} from "./waiting.js";
+import { asked, wait } from "./waiting.js";
+import { TIMEOUT, type WaitOptions, waitable } from "./wanted.js";
 
 /** An inbox, as Cypress hands it on. */
 export interface CypressInbox {
@@ -105,7 +79,7 @@ interface Commands {
     url: string;
     headers: Record<string, string>;
     qs?: Record<string, string | number>;
-    body?: object;
+    body?: unknown;
     timeout: number;
     failOnStatusCode: boolean;
     followRedirect: boolean;
@@ -132,14 +106,12 @@ const {
 
 const QUIET = { log: false };
 const PAUSE = 500; // between two tries
-const LOOK = 100; // between two looks at what is being parsed
-const LOOKS = 10;
 
 const WHERE = whereFrom(
   "Cypress's variables RELAY_URL and RELAY_TOKEN (CYPRESS_RELAY_URL in a shell)",
 );
 
-/** To a request that gets no answer, which Cypress lets nobody catch. */
+/** Say it of what fails for want of a relay: a request without an answer Cypress lets nobody catch. */
 function explain(error: Error): never {
   error.message += `\n${WHERE}`;
   throw error; // or the test would not fail
@@ -147,7 +119,6 @@ function explain(error: Error): never {
 
 let made: CypressInbox[] = [];
 
-/** Where the relay is, and what opens it. */
 function settings(): Chain<Settings> {
   const names = ["RELAY_URL", "RELAY_TOKEN"];
   if (cy.env) return cy.env(names, QUIET);
@@ -155,45 +126,21 @@ function settings(): Chain<Settings> {
   return cy.wrap(Object.fromEntries(found), QUIET);
 }
 
-interface CypressRequest {
-  method: "GET" | "POST" | "DELETE";
-  path: string;
-  inbox?: CypressWaitOptions["inbox"];
-  says?: Says;
-  qs?: Record<string, string | number>;
-  body?: object;
-  longPoll?: number;
-  /** What a good answer is like. */
-  shape?: Shape;
-  /** When to give up, of `Date.now()`. */
-  deadline: number;
+/** Where the relay is, and what opens it. */
+function place(): Chain<Target> {
+  return settings().then(({ RELAY_URL: url, RELAY_TOKEN: token = null }) =>
+    cy.wrap(target({ url: url || DEFAULT_URL, token }, "RELAY_URL"), QUIET),
+  );
 }
 
-/**
- * Make a call; where it fails and there is an `otherwise`, that is its answer, and where there is no
- * such mailbox, what `notThere` gives.
- */
-function call<T>(
-  {
-    method,
-    path,
-    inbox,
-    says = inbox && saysOf(inbox),
-    qs,
-    body,
-    longPoll = 0,
-    shape = () => true,
-    deadline,
-  }: CypressRequest,
-  otherwise?: T,
-  notThere?: (error: Refused) => Chain<T>,
-): Chain<T> {
-  return settings().then((set) => {
-    const { url, token } = target(
-      { url: set.RELAY_URL || DEFAULT_URL, token: set.RELAY_TOKEN ?? null },
-      "RELAY_URL",
-    );
-    const once = (): Chain<T> => {
+/** What an answer says, or what its call has failed with. */
+type Outcome = { said: unknown } | { error: Refused };
+
+function call({ request, shape, deadline }: FlowCall): Chain<Outcome> {
+  return place().then(({ url, token }) => {
+    const once = (): Chain<Outcome> => {
+      const { method, path, query, body, headers, longPoll = 0, says } =
+        typeof request === "function" ? request() : request;
       cy.on?.("fail", explain);
       return cy
         .request({
@@ -202,27 +149,24 @@ function call<T>(
           headers: {
             Accept: "application/json",
             ...(token && { Authorization: `Bearer ${token}` }),
-            ...(inbox?.sessionToken && { "X-Session-Token": inbox.sessionToken }),
+            ...headers,
           },
-          ...(qs && { qs }),
-          ...(body && { body }),
-          timeout: REPLY + longPoll,
+          ...(query && { qs: query }),
+          ...(body !== undefined && { body }),
+          timeout: REPLY + Math.ceil(longPoll),
           failOnStatusCode: false,
           followRedirect: false,
           log: false,
         })
         .then((response) => {
           cy.off?.("fail", explain);
-          // What cannot be ended ends with its time; a hook that fails would skip all other tests.
-          if (method === "DELETE") return cy.wrap(undefined as T, QUIET);
           const isJson = typeof response.body !== "string";
           const good = response.status < 300;
-          if (good && isJson && shape(response.body)) return cy.wrap(response.body as T, QUIET);
+          if (good && isJson && shape(response.body)) return cy.wrap({ said: response.body }, QUIET);
           const retryable = method !== "POST" && RETRYABLE_STATUSES.has(response.status);
-          if (retryable && Date.now() + PAUSE < deadline) {
+          if (retryable && performance.now() + PAUSE < deadline) {
             return cy.wait(PAUSE, QUIET).then(once);
           }
-          if (otherwise !== undefined) return cy.wrap(otherwise, QUIET);
           const said = isJson ? JSON.stringify(response.body) : String(response.body);
           const leads = response.headers.location;
           const answer = {
@@ -231,137 +175,66 @@ function call<T>(
             bytes: new TextEncoder().encode(said),
           };
           const error = good ? unlike(answer) : reworded(refused(answer), says);
-          if (notThere && error.problem === "mailbox-not-found") return notThere(error);
-          if (error.status === 401 || error.problem === "unknown") explain(error);
-          throw error;
+          return cy.wrap({ error }, QUIET);
         });
     };
     return once();
   });
 }
 
-function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<CypressInbox> {
-  return call<components["schemas"]["CreatedMailbox"]>({
-    method: "POST",
-    path: "/api/v1/mailboxes",
-    body: newMailbox({ ttl, ...wanted }),
-    says: saysOfNew(wanted),
-    shape: INBOX,
-    deadline: Date.now() + REPLY,
-  }).then(({ address, session_token: sessionToken, expires_at: at }) => {
-    const inbox = { address, sessionToken, expiresAt: new Date(at) };
-    hide(inbox, "sessionToken");
-    made.push(inbox);
-    return cy.wrap(inbox, QUIET);
-  });
+/** Run a flow to its end. */
+function run<T>(flow: Flow<T>): Chain<T> {
+  const go = (on: () => IteratorResult<FlowCall | number, T>): Chain<T> => {
+    let step: IteratorResult<FlowCall | number, T>;
+    try {
+      step = on();
+    } catch (error) {
+      const wantsRelay =
+        error instanceof Refused && (error.status === 401 || error.problem === "unknown");
+      if (wantsRelay) explain(error);
+      throw error;
+    }
+    if (step.done) return cy.wrap(step.value, QUIET);
+    if (typeof step.value === "number") {
+      return cy.wait(Math.ceil(step.value), QUIET).then(() => go(() => flow.next()));
+    }
+    return call(step.value).then((came) =>
+      go(() => ("error" in came ? flow.throw(came.error) : flow.next(came.said))),
+    );
+  };
+  return go(() => flow.next());
 }
+
+function relayInbox({ ttl = FIXTURE_TTL, ...wanted }: InboxOptions = {}): Chain<CypressInbox> {
+  const body = newMailbox({ ttl, ...wanted });
+  const says = saysOfNew(wanted);
+  const request = { method: "POST", path: "/api/v1/mailboxes", body, says } as const;
+  return run(asked<components["schemas"]["CreatedMailbox"]>(request, INBOX, 0)).then(
+    ({ address, session_token: sessionToken, expires_at: at }) => {
+      const inbox = { address, sessionToken, expiresAt: new Date(at) };
+      hide(inbox, "sessionToken");
+      made.push(inbox);
+      return cy.wrap(inbox, QUIET);
+    },
+  );
+}
+
+/** An inbox that was made here says when it ends. */
+type Waited = Omit<CypressInbox, "expiresAt"> & Partial<CypressInbox>;
 
 function waitForMail({
   inbox = made.at(-1),
   ...wanted
 }: CypressWaitOptions = {}): Chain<MessageData> {
   if (!inbox) throw new Error("there is no inbox to wait at: call cy.relayInbox() first");
-  const at = inbox;
   const timeout = waitable(wanted.timeout ?? TIMEOUT);
-  const deadline = Date.now() + timeout;
-  let later: WaitOptions = wanted; // than what came and does not fit
-  const pauseAfter = pauses();
-  /** What there is of this inbox; where the relay does not say it, nothing. */
-  const also = <T>(path: string, shape: Shape, qs?: { login: string }): Chain<T[]> =>
-    call<T[]>(
-      {
-        method: "GET",
-        path: `${pathOf(at.address)}${path}`,
-        inbox: at,
-        ...(qs && { qs }),
-        shape,
-        deadline,
-      },
-      [],
+  const { address, sessionToken, expiresAt }: Waited = inbox;
+  return place().then(({ token }) => {
+    const handle = new InboxHandle(address, sessionToken || null, token || null, expiresAt ?? null);
+    return run(wait(handle, wanted, timeout)).then((found) =>
+      cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET),
     );
-  /** Whether the relay captures, and an address of no domain of its own; whether a key asks. */
-  const capture = (): Chain<{ captures: boolean; elsewhere: boolean; byKey: boolean }> =>
-    settings().then(({ RELAY_TOKEN: token }) =>
-      call<Pick<InfoJson, "capture" | "domains">>(
-        { method: "GET", path: "/api/v1/info", shape: INFO, deadline },
-        { capture: false, domains: [] },
-      ).then((info) => {
-        const elsewhere = isCaptured(at.address, info);
-        return cy.wrap({ captures: info.capture, elsewhere, byKey: token?.startsWith("rk_") ?? false }, QUIET);
-      }),
-    );
-  /** To whom the relay does not tell of mail that it may have captured. */
-  const untold = (): Chain<string> =>
-    settings().then(({ RELAY_TOKEN: token }) =>
-      token?.startsWith("rk_")
-        ? capture().then(({ captures }) => cy.wrap(captures ? BY_KEY : "", QUIET))
-        : cy.wrap(token ? "" : NO_TOKEN, QUIET),
-    );
-  /** Of a mailbox that its first mail makes, nothing; which is so for the administrator alone. */
-  const expected = <T>(nothing: T) => (error: Refused): Chain<T> => {
-    if (at.sessionToken) throw error;
-    return capture().then(({ elsewhere, byKey }) => {
-      if (!elsewhere) throw error;
-      if (!byKey) return cy.wrap(nothing, QUIET);
-      throw administrators(error);
-    });
-  };
-  const late = (looks: number): Chain<never> =>
-    call<EntryJson[] | null>(
-      {
-        method: "GET",
-        path: `${pathOf(at.address)}/messages`,
-        inbox: at,
-        qs: { limit: OTHERS + 1 },
-        shape: LIST,
-        deadline,
-      },
-      undefined,
-      expected(null),
-    ).then((others) => {
-      if (others === null) {
-        throw unmade(inWords(wanted), timeout);
-      }
-      if (looks > 0 && !areParsed(others)) return cy.wait(LOOK, QUIET).then(() => late(looks - 1));
-      // What is nearly the address, and not what tests beside this one mistyped.
-      return also<RejectedJson>("/refused", REJECTED, { login: "" }).then((rejected) =>
-        also<CapturedJson>("/captured", CAPTURED).then((captured) => {
-          const vain = (to: string): never => {
-            throw inVain(inWords(wanted), timeout, others, [], rejected, captured, to);
-          };
-          return others.length > 0 ? vain("") : untold().then(vain);
-        }),
-      );
-    });
-  const next = (): Chain<MessageData> => {
-    const began = Date.now();
-    const part = Math.min(PART, Math.max(0, deadline - Date.now()));
-    return call<MessageJson | null>(
-      {
-        method: "GET",
-        path: `${pathOf(at.address)}/messages/wait`,
-        inbox: at,
-        qs: waitQuery(later, part),
-        longPoll: part,
-        shape: MESSAGE_OR_NONE,
-        deadline,
-      },
-      undefined,
-      expected(null),
-    ).then((found) => {
-      if (found && !fits(wanted, found) && Date.now() < deadline + LOOKS_THROUGH) {
-        later = { ...later, after: found.id };
-        return next();
-      }
-      if (found && fits(wanted, found)) {
-        return cy.wrap(new MessageData(found, (one) => new AttachmentData(one)), QUIET);
-      }
-      const now = Date.now();
-      if (now < deadline) return cy.wait(pauseAfter(now - began, deadline - began), QUIET).then(next);
-      return late(LOOKS);
-    });
-  };
-  return next();
+  });
 }
 
 runner.Commands.add("relayInbox", relayInbox);
@@ -371,6 +244,7 @@ afterEach(() => {
   const ended = made;
   made = [];
   for (const inbox of ended) {
-    call({ method: "DELETE", path: pathOf(inbox.address), inbox, deadline: 0 });
+    const request = new InboxHandle(inbox.address, inbox.sessionToken, null, null).request("DELETE", "");
+    call({ request, shape: () => true, deadline: 0 }); // or it ends with its time
   }
 });

@@ -12,6 +12,7 @@ import {
   type Answer,
   type ApiRequest,
   Caller,
+  JSON_BYTES,
   REPLY,
   RETRYABLE_STATUSES,
   type Shape,
@@ -30,32 +31,6 @@ const RETRY_TIMEOUT = 10_000;
 
 const GRACE = 5_000; // by which the answer to a wait may be late
 const WHOLE = 120_000; // until an answer has been read
-
-/**
- * Bytes of an answer that is neither a message nor a list of messages; none has as much.  Parsed,
- * JSON takes up to thirty times its size in memory.
- */
-const JSON_BYTES = 2 << 20;
-
-/**
- * More than a message's texts, headers and links can have in JSON (a million characters each), and
- * than a list of two hundred subjects, which strangers choose: of 64 KiB each where a relay does
- * not cut them.
- * @internal
- */
-export const MESSAGE_BYTES = 32 << 20;
-
-/**
- * What all pages of a list may have together.
- * @internal
- */
-export const LIST_BYTES = 128 << 20;
-
-/**
- * Ten times the largest message that a relay takes unless its operator allows more, in bytes.
- * @internal
- */
-export const RAW_BYTES = 256 << 20;
 
 const MIN_TRY = 50; // that a try gets, however late it is
 const FIRST_PAUSE = 50; // between two tries
@@ -100,6 +75,24 @@ export interface RepeatableRequest extends ApiRequest {
   says?: Says;
 }
 
+/** A call of a flow. @internal */
+export interface FlowCall {
+  /** What differs from try to try is made anew for each. */
+  request: RepeatableRequest | (() => RepeatableRequest);
+  /** What a good answer is like. */
+  shape: Shape;
+  /** Until when it is repeated, of `performance.now()`. */
+  deadline: number;
+}
+
+/**
+ * What waits, without I/O: a generator.  It yields a call, and is given what the answer says or
+ * thrown the failure, or for how many milliseconds nothing is to be done; what it returns is the
+ * result.  So each wait stands once (`waiting.ts`), and `Exchange.run` and `cypress.ts` run it.
+ * @internal
+ */
+export type Flow<T> = Generator<FlowCall | number, T, unknown>;
+
 /** An answer, and what it answers: the method, and the address without its query. */
 export interface PlacedAnswer extends Answer {
   asked: string;
@@ -107,11 +100,6 @@ export interface PlacedAnswer extends Answer {
 
 /** Makes the calls of one client. */
 export class Exchange {
-  /**
-   * Whether a key opens the relay: what is captured is the administrator's, and not told.
-   * @internal
-   */
-  readonly byKey: boolean;
   /** @internal */
   readonly token: string | null;
   /** For how many milliseconds more its inboxes may be ended in vain, all together. @internal */
@@ -129,7 +117,6 @@ export class Exchange {
     const where = target(options);
     this.#caller = new Caller(where);
     this.token = where.token || null;
-    this.byKey = where.token?.startsWith("rk_") ?? false;
     this.#timeLimit = timeLimit;
   }
 
@@ -142,6 +129,23 @@ export class Exchange {
   close(): void {
     this.#closed = true;
     for (const one of this.#running) one.abort();
+  }
+
+  /** Run a flow to its end. @internal */
+  async run<T>(flow: Flow<T>): Promise<T> {
+    let step = flow.next();
+    while (!step.done) {
+      const asked = step.value;
+      const done: Promise<unknown> =
+        typeof asked === "number"
+          ? paused(asked)
+          : this.json(asked.request, asked.shape, asked.deadline);
+      step = await done.then(
+        (answer) => flow.next(answer),
+        (error: unknown) => flow.throw(error),
+      );
+    }
+    return step.value;
   }
 
   /** Ask until there is an answer, and read what it says. @internal */

@@ -2,14 +2,14 @@
 
 import type { Away } from "./away.js";
 import { Refused, RelayError, Unreachable } from "./errors.js";
-import { type Inbox, LOGINS, WAIT_LIMITS } from "./inbox.js";
+import type { Inbox } from "./inbox.js";
 import { FIXTURE_TTL, type InboxOptions } from "./mailboxes.js";
 import type { Message } from "./message.js";
 import { whereFrom } from "./options.js";
 import { readable } from "./readable.js";
-import { OPEN_INBOXES, type Relay } from "./relay.js";
+import type { Relay } from "./relay.js";
 import { MAX_NAME, inALine, visible } from "./text.js";
-import { TIMEOUT } from "./waiting.js";
+import { TIMEOUT } from "./wanted.js";
 
 const SHOWN = 20; // messages of an inbox, in a report
 const LISTED = 10; // links of a message there, and attachments
@@ -34,8 +34,8 @@ export async function inboxOf(
 ): Promise<Inbox> {
   const options = keep ? wanted : { ...wanted, ttl: wanted.ttl ?? FIXTURE_TTL };
   const inbox = await asked(relay, away, () => relay.inbox(options));
-  OPEN_INBOXES.get(relay)?.delete(inbox); // which its fixture reports of
-  LOGINS.set(inbox, loginOf(test));
+  relay.setByFixture.openInboxes?.delete(inbox); // which its fixture reports of
+  inbox.handle.login = loginOf(test);
   return inbox;
 }
 
@@ -99,7 +99,8 @@ export function spared(left: number): number {
  * @internal
  */
 export function limitWaits(inbox: Inbox, left: () => number | undefined): void {
-  WAIT_LIMITS.set(inbox, left);
+  inbox.handle.timeLimit = left;
+  // `timeout` says what is left; it stays a property of the inbox itself, which runners print.
   const get = () => Math.min(TIMEOUT, left() ?? TIMEOUT);
   const set = (value: number) => Object.defineProperty(inbox, "timeout", { value, writable: true });
   Object.defineProperty(inbox, "timeout", { get, set, configurable: true, enumerable: true });

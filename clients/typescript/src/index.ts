@@ -39,4 +39,4 @@ export { Relay } from "./relay.js";
 export type { components, operations, paths } from "./schema.js";
 export { type NewAttachment, type NewMessage, Outbound } from "./sending.js";
 export { VERSION } from "./version.js";
-export type { WaitOptions, Wanted } from "./waiting.js";
+export type { WaitOptions, Wanted } from "./wanted.js";

@@ -1,36 +1,24 @@
 /** Lists of messages, page by page, within a time and so many bytes. */
 
 import * as answers from "./answers.js";
+import { LIST_BYTES, MESSAGE_BYTES } from "./call.js";
 import { RelayError, Unreachable } from "./errors.js";
 import {
   type PlacedAnswer as Answer,
   type Exchange,
-  LIST_BYTES,
-  MESSAGE_BYTES,
   type RepeatableRequest,
   decoded,
   noRelay,
 } from "./exchange.js";
+import { type InboxHandle, PAGE } from "./mailboxes.js";
 import { type Ask, type ListOptions, Message } from "./message.js";
 import type { WholeEntryJson } from "./records.js";
 import { quoted } from "./text.js";
-import { waitable } from "./waiting.js";
+import { waitable } from "./wanted.js";
 
-/** How many messages a page has at most. @internal */
-export const PAGE = 200;
 const MAX_EMPTY_PAGES = 1_000; // of a list; a relay looks for a second for each
 const MAX_LINK_HEADER = 8 << 10; // bytes of the header that names a next page
 const LIST_TIMEOUT = 60_000; // with all of its pages
-
-/** @internal */
-export type Query = NonNullable<RepeatableRequest["query"]>;
-
-/** A call on an inbox. @internal */
-export type Requested = (
-  method: RepeatableRequest["method"],
-  path: string,
-  query?: Query,
-) => RepeatableRequest;
 
 /**
  * A page of them by a call; one may be empty and have a next one: of a search that looked for long
@@ -39,8 +27,7 @@ export type Requested = (
  */
 export async function listed(
   exchange: Exchange,
-  address: string,
-  requested: Requested,
+  handle: InboxHandle,
   read: Ask,
   q: string | undefined,
   limit: number,
@@ -49,7 +36,7 @@ export async function listed(
   const deadline = performance.now() + waitable(timeout);
   let size = 0;
   const mayGoOn = () => {
-    const list = `the list of ${address} has`;
+    const list = `the list of ${handle.address} has`;
     if (size > most) {
       throw new RelayError(`${list} more than ${most >> 20} MiB: ask for fewer messages at once`);
     }
@@ -69,8 +56,8 @@ export async function listed(
   while (found.length < limit) {
     const answer: Answer =
       path === undefined
-        ? await call(requested("GET", "/messages", query))
-        : await call({ ...requested("GET", ""), path: ofAtMost(path, limit - found.length) });
+        ? await call(handle.request("GET", "/messages", query))
+        : await call({ ...handle.request("GET", ""), path: ofAtMost(path, limit - found.length) });
     const page = decoded(answer, answers.MESSAGES) as WholeEntryJson[];
     path = following(answer);
     for (const entry of page.slice(0, limit - found.length)) {

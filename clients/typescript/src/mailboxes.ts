@@ -3,6 +3,7 @@
  */
 
 import { Refused, RelayError } from "./errors.js";
+import type { RepeatableRequest } from "./exchange.js";
 import type { components } from "./schema.js";
 import { quoted } from "./text.js";
 
@@ -21,6 +22,57 @@ export interface InboxOptions {
  * @internal
  */
 export const FIXTURE_TTL = 60;
+
+/** How many entries a page of a list has at most. @internal */
+export const PAGE = 200;
+
+/** @internal */
+export type Query = NonNullable<RepeatableRequest["query"]>;
+
+/**
+ * An inbox as calls name it, and what is known of it that is nobody's but this package's: as a
+ * property of the inbox itself it would be on what runners of tests print.
+ * @internal
+ */
+export class InboxHandle {
+  isClosed = false;
+  /** Whether the first mail to it makes it; nobody has asked yet, if undefined. */
+  awaitsCapture: boolean | undefined;
+  /** As whom the application signs in that sends to it, where that is known. */
+  login: string | undefined;
+  /** For how many milliseconds it may wait, where a test runner ends the test sooner. */
+  timeLimit: (() => number | undefined) | undefined;
+  /** In what it is kept until it is closed, where a test runner reports of it. */
+  openInboxes: Set<object> | undefined;
+
+  /** `sessionToken` opens it, or where that is null `token`: the relay's, null without one. */
+  constructor(
+    readonly address: string,
+    readonly sessionToken: string | null,
+    readonly token: string | null,
+    readonly expiresAt: Date | null,
+  ) {}
+
+  /** Whether a key opens the relay: what is captured is the administrator's, and not told. */
+  get byKey(): boolean {
+    return this.token?.startsWith("rk_") ?? false;
+  }
+
+  /** A call on it, or on something in it, if it is open. */
+  request(method: RepeatableRequest["method"], path: string, query?: Query): RepeatableRequest {
+    if (this.isClosed && path) {
+      const said = "was closed, and its mail is gone: read it before that";
+      throw new RelayError(`the inbox ${this.address} ${said}`);
+    }
+    return {
+      method,
+      path: `${pathOf(this.address)}${path}`,
+      says: saysOf(this),
+      ...(query && { query }),
+      ...(this.sessionToken && { headers: { "X-Session-Token": this.sessionToken } }),
+    };
+  }
+}
 
 /** What the call says that makes an inbox. @internal */
 export function newMailbox({
@@ -63,15 +115,10 @@ const STARTED_AGAIN =
 /** As many milliseconds this machine's clock may be behind the relay's, by which a time ends. */
 const CLOCKS_DIFFER = 10_000;
 
-/** Of a mailbox that is not there: which, and why. @internal */
-export function saysOf(inbox: {
-  address: string;
-  expiresAt?: Date | null;
-  sessionToken: string | null;
-}): Says {
+/** Of a mailbox that is not there: which, and why. */
+function saysOf({ address, expiresAt, sessionToken }: InboxHandle): Says {
   return (problem, said) => {
     if (problem !== "mailbox-not-found") return said;
-    const { address, expiresAt, sessionToken } = inbox;
     const ends = new Date(expiresAt ?? NaN);
     if (!(+ends - Date.now() <= CLOCKS_DIFFER)) {
       // One that was made here, by the token that opens it no more.
@@ -90,8 +137,8 @@ export function reworded(error: Refused, says?: Says): Refused {
   return new Refused(status, problem, detail, errors, retryAfter, title);
 }
 
-/** An inbox's path. @internal */
-export function pathOf(address: string): string {
+/** An inbox's path. */
+function pathOf(address: string): string {
   return `/api/v1/mailboxes/${partOf(address).replaceAll("%40", "@")}`;
 }
 

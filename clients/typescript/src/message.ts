@@ -5,8 +5,9 @@
  */
 
 import * as answers from "./answers.js";
+import { RAW_BYTES } from "./call.js";
 import { Refused } from "./errors.js";
-import { type PlacedAnswer as Answer, RAW_BYTES, decoded } from "./exchange.js";
+import { type PlacedAnswer as Answer, decoded } from "./exchange.js";
 import { ofMessage } from "./mailboxes.js";
 import {
   AttachmentData,

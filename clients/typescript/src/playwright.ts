@@ -39,7 +39,7 @@ import {
 } from "./fixtures.js";
 import type { Inbox } from "./inbox.js";
 import type { RelayOptions } from "./options.js";
-import { OPEN_INBOXES, Relay } from "./relay.js";
+import { Relay } from "./relay.js";
 import { MAX_NAME, inALine, visible } from "./text.js";
 
 export { expect };
@@ -101,7 +101,7 @@ export const fixtures: Fixtures<
   relay: [
     async ({ relayOptions }, use) => {
       const relay = new Relay(relayOptions);
-      OPEN_INBOXES.set(relay, MADE);
+      relay.setByFixture.openInboxes = MADE;
       await use(relay);
       await relay.close();
     },

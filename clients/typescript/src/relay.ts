@@ -5,7 +5,7 @@
 import * as answers from "./answers.js";
 import { RelayError } from "./errors.js";
 import { Exchange } from "./exchange.js";
-import { Inbox, TRACKED_IN, asyncDispose } from "./inbox.js";
+import { Inbox, asyncDispose } from "./inbox.js";
 import { type InboxOptions, newMailbox, saysOfNew } from "./mailboxes.js";
 import type { RelayOptions } from "./options.js";
 import { type Info, type InfoJson, parsedInfo } from "./records.js";
@@ -14,11 +14,13 @@ import { type NewMessage, Outbound, send } from "./sending.js";
 
 type Schemas = components["schemas"];
 
-/** How many milliseconds a call may take, of relays whose calls a test runner limits. @internal */
-export const TIME_LIMITS = new WeakMap<Relay, () => number | undefined>();
-
-/** What inboxes have been made and not closed, of relays of which a test runner reports. @internal */
-export const OPEN_INBOXES = new WeakMap<Relay, Set<Inbox>>();
+/** What a test runner's fixture has set of its relay. @internal */
+export interface SetByFixture {
+  /** For how many milliseconds a call may go on, where the runner ends the test sooner. */
+  timeLimit?: () => number | undefined;
+  /** The inboxes that have been made and not closed, where the runner reports of those. */
+  openInboxes?: Set<Inbox>;
+}
 
 /**
  * A relay at a URL.
@@ -29,15 +31,21 @@ export class Relay implements AsyncDisposable {
   /** Where it is, without a slash at its end. */
   readonly url: string;
   readonly #exchange: Exchange;
+  readonly #setByFixture: SetByFixture = {};
 
   constructor(options: RelayOptions = {}) {
-    this.#exchange = new Exchange(options, () => TIME_LIMITS.get(this)?.());
+    this.#exchange = new Exchange(options, () => this.#setByFixture.timeLimit?.());
     this.url = this.#exchange.url;
   }
 
   /** What opens it; null without.  It is on nothing that is printed of this object. */
   get token(): string | null {
     return this.#exchange.token;
+  }
+
+  /** No property of the relay itself: runners of tests print those. @internal */
+  get setByFixture(): SetByFixture {
+    return this.#setByFixture;
   }
 
   /** Make an inbox, which ends when it is closed, by `await using` or by hand, or with its time. */
@@ -54,8 +62,7 @@ export class Relay implements AsyncDisposable {
     );
     const endsAt = new Date(made.expires_at);
     const inbox = new Inbox(this.#exchange, made.address, made.session_token, true, endsAt);
-    const left = OPEN_INBOXES.get(this);
-    if (left) TRACKED_IN.set(inbox, left.add(inbox));
+    inbox.handle.openInboxes = this.#setByFixture.openInboxes?.add(inbox);
     return inbox;
   }
 

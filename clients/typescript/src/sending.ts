@@ -7,7 +7,8 @@ import { partOf } from "./mailboxes.js";
 import { type OutboundEntry, type OutboundEntryJson, type State, parsedEntry } from "./records.js";
 import type { components } from "./schema.js";
 import { quoted } from "./text.js";
-import { FIRST_LOOK, LAST_LOOK, TIMEOUT, waitable } from "./waiting.js";
+import { FIRST_LOOK, LAST_LOOK } from "./waiting.js";
+import { TIMEOUT, waitable } from "./wanted.js";
 
 type Schemas = components["schemas"];
 

@@ -32,7 +32,7 @@ import {
 } from "./fixtures.js";
 import type { Inbox } from "./inbox.js";
 import type { RelayOptions } from "./options.js";
-import { OPEN_INBOXES, TIME_LIMITS, Relay } from "./relay.js";
+import { Relay } from "./relay.js";
 import { inALine } from "./text.js";
 
 export { expect } from "vitest";
@@ -113,9 +113,8 @@ export const fixtures = {
     use: Use<Relay>,
   ): Promise<void> => {
     const relay = new Relay(relayOptions);
-    TIME_LIMITS.set(relay, timeLimit(task));
     const made = new Set<Inbox>();
-    OPEN_INBOXES.set(relay, made);
+    Object.assign(relay.setByFixture, { timeLimit: timeLimit(task), openInboxes: made });
     await use(relay);
     await report(made, task);
     await relay.close();
@@ -125,7 +124,7 @@ export const fixtures = {
     { relay, inboxOptions, task }: Pick<RelayFixtures, "relay" | "inboxOptions"> & Context,
     use: Use<Inbox>,
   ): Promise<void> => {
-    const left = TIME_LIMITS.get(relay) ?? timeLimit(task);
+    const left = relay.setByFixture.timeLimit ?? timeLimit(task);
     const inbox = await inboxOf(relay, inboxOptions, task.name, AWAY);
     limitWaits(inbox, left);
     await use(inbox);

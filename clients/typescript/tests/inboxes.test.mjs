@@ -91,6 +91,7 @@ test(
           assert.ok(stack.startsWith(`${name}: ${message}\n`), stack);
           const [first] = stack.slice(name.length + message.length + 3).split("\n");
           assert.match(first, /^ +at .*inboxes\.test\.mjs:\d+/);
+          assert.ok(stack.split("inboxes.test.mjs:").length > 2, `nor who called that: ${stack}`);
           return true;
         });
       }

@@ -3,7 +3,7 @@
 The relay waits for a part of a subject or a sender, in any case, but knows no patterns: for one it
 is asked for whatever comes, one message after the other, and each is looked at here.  So nothing is
 asked for in vain, and mail that fits ends the wait as it comes.  The TypeScript client does the
-same (waiting.ts).
+same (wanted.ts).
 """
 
 from __future__ import annotations
