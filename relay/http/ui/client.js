@@ -17,8 +17,9 @@ function visible(text, maxLength = Infinity) {
         ? all.slice(0, maxLength - 1).join("").replace(/\\(u[{0-9a-f]*)?$/, "") + "…"
         : shown;
 }
-function inALine(text, maxLength) {
-    return visible(text.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
+function inALine(text, maxLength = Infinity) {
+    const some = text.slice(0, 9 * maxLength);
+    return visible(some.replace(/[\n\r\t]/g, (one) => JSON.stringify(one).slice(1, -1)), maxLength);
 }
 function quoted(text) {
     const line = inALine(text.replaceAll("\\", "\\\\"), MAX_NAME);
