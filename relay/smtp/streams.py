@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from relay.net import peer_address
+from relay.net import own_address, peer_address
 from relay.smtp.trampoline import Trampoline, TrampolineWaits
 from relay.system_tasks import OfThisRun
 
@@ -98,7 +98,7 @@ class PlainStream:
 
     def source(self) -> str:
         """Return the IP address of ours that the peer is spoken to from."""
-        return str(self._sock.getsockname()[0])
+        return str(own_address(self._sock)[0])
 
     def quiet(self) -> bool:
         """Whether the peer has neither spoken nor hung up."""
