@@ -36,6 +36,7 @@ async def idle(pool: Pool) -> AsyncIterator[Mailbox[Any]]:
     quiet = {"sweep_every": 3600.0, "help_after": 3600.0}
     async with running(summariser.run, pool=pool, **quiet) as (_, inbox):
         await a_turn(inbox, Wake())
+        await trio.sleep(summariser._LONGEST_REST)  # as it does in the midst of a turn, at most
         await at_rest(pool)
         yield inbox
 
