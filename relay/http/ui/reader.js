@@ -67,6 +67,7 @@ export class Reader {
     this.wanted = places.take(id)?.top ?? 0;
     this.story = null;
     this.element.replaceChildren();
+    this.place.scrollTop = 0;
     this.element.setAttribute("aria-labelledby", mailbox ? "message-subject" : "story-title");
     this.none.hidden = true;
     say(this.trouble, "");
