@@ -30,11 +30,12 @@ from typing import IO
 # loop.  One folder only (tests/conftest.py): all files take seconds to read.
 BROWSERS = ("tests/browser", "-n", "1", "-m", "browser and not soak")
 
-# They wait half of the time, for sockets, for disks and for time: it takes four at a time to keep
-# two cores busy.  A file stays in one process: what it starts is its tests' alone.  Files keep
-# their order, or those of one long test would come last, when nobody else has anything left to do.
+# They wait half of the time, for sockets, for disks and for time: it takes five at a time to keep
+# two cores busy, for the browsers' end in the midst of them.  A file stays in one process: what it
+# starts is its tests' alone.  Files keep their order, or those of one long test would come last,
+# when nobody else has anything left to do.
 OTHERS = (
-    *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
+    *("-n", "5", "--dist", "loadfile", "--no-loadscope-reorder"),
     *("-m", "not browser and not soak"),
 )
 
