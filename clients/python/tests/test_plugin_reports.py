@@ -216,7 +216,8 @@ def test_a_report_in_html_has_the_mail_within_its_row(inner: pytest.Pytester) ->
     inner.makeconftest(
         """
 def pytest_configure(config):
-    config.pluginmanager.register(object(), "html")  # as pytest-html is called
+    if not config.pluginmanager.has_plugin("html"):  # as pytest-html is called
+        config.pluginmanager.register(object(), "html")
 
 def pytest_runtest_logreport(report):
     for extra in getattr(report, "extras", ()):
