@@ -203,7 +203,7 @@ def test_the_client_works_on_every_python_that_is_here(relay: RelayProcess, tmp_
             RELAY_URL=relay.run["http"],
             RELAY_TOKEN=relay.run["admin_token"],
         )
-        assert re.search(r"^\d+ passed, 5 deselected in", said, re.MULTILINE), said
+        assert re.search(r"^\d+ passed, 2 deselected in", said, re.MULTILINE), said
         tried.append(version)
     print(f"tried {', '.join(tried)}")
     assert here() & set(pythons()) == set(tried) & here()
