@@ -26,7 +26,7 @@ from relay.addresses import canonical
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota, TemporaryFailure
 from relay.futures import Future
-from relay.ids import new_id
+from relay.ids import new_ids
 from relay.mailboxes.accept import Lookups, NobodyThere, full_among, live_among
 from relay.mailboxes.capture import Capture, said_of
 from relay.outbound.bounces.returned import Waiting, keep, waiting
@@ -152,14 +152,14 @@ class Returns:
             stored: dict[str, UUID] = {}
             full: set[str] = set()
             share = raw[: READ // max(1, len(addresses))]
-            for address in addresses:
+            for one, address in zip(new_ids(len(addresses)), addresses, strict=True):
                 message_id = self.paths.message_of(address)
                 if message_id is None and not self.paths.is_complaints(address):
                     continue
                 if not self._counted.has_room(signed=message_id is not None):
                     full.add(address)
                     continue
-                stored[address] = new_id()
+                stored[address] = one
                 rows.append((stored[address], message_id, share))
                 self._counted = Waiting(self._counted.rows + 1, self._counted.size + len(share))
             answers.append((answer, Accepted(stored, full=frozenset(full))))
@@ -221,7 +221,7 @@ class AskedMailboxes:
         login: object,
         origin: Origin | None,
     ) -> Future[Accepted]:
-        named = tuple((new_id(), address) for address in recipients)
+        named = tuple(zip(new_ids(len(recipients)), recipients, strict=True))
         if self._capture is None:
             message = Accept(reverse_path, named, raw, admitted=True, origin=origin)
         else:
@@ -333,7 +333,7 @@ class Acceptor:
             raise NobodyThere(unknown)
         if any(live.values()):
             raise OverQuota("a mailbox is full")
-        named = tuple((new_id(), address) for address in recipients)
+        named = tuple(zip(new_ids(len(recipients)), recipients, strict=True))
         said = said_of(captured, recipients)
         message = Accept(reverse_path, named, raw, admitted=True, captured=captured, said=said)
         accepted = await hand_over(self._writer, message)

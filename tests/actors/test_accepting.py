@@ -1,18 +1,21 @@
 """Handing mail to the writer: whatever becomes of it, there is an answer."""
 
 from collections.abc import Mapping
+from itertools import count
 from uuid import UUID
 
 import pytest
 import trio
 import trio.testing
 
-from actors.accepting import Acceptor, Returns, hand_over, hand_over_nowait
+from actors.accepting import Acceptor, AskedMailboxes, Returns, hand_over, hand_over_nowait
 from actors.messages import Accept
+from relay import ids
 from relay.accepted import Accepted
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.ids import new_id
+from relay.mailboxes.accept import Lookups
 from relay.outbound.bounces.returned import ROWS
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import READ
@@ -31,8 +34,13 @@ class _Writer(Mailbox[Accept]):
     def __init__(self, outcome: Accepted) -> None:
         super().__init__("writer")
         self._outcome = outcome
+        self.sent: list[Accept] = []
 
     async def send(self, message: Accept) -> None:
+        self.send_nowait(message)
+
+    def send_nowait(self, message: Accept) -> None:
+        self.sent.append(message)
         message.reply.settle(self._outcome)
 
 
@@ -49,6 +57,19 @@ async def test_mail_for_the_writer_is_stored_or_a_temporary_failure(pool: Pool):
         await accept(Accepted({}, "no database"))
     with pytest.raises(OverQuota):
         await accept(Accepted({}, full=frozenset({"a@b"})))
+
+
+async def test_messages_of_one_mail_are_of_one_instant(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly they are named: by their time they are told from other mail."""
+    seconds = count(1)
+    monkeypatch.setattr(ids._ids, "_clock", lambda: next(seconds) * 1_000_000_000)
+    writer = _Writer(Accepted({}))
+    mailboxes = AskedMailboxes(Lookups(pool), writer, None)
+    mailboxes.store("", dict.fromkeys(["a@b", "c@d", "e@f"], ""), b"x", None, None)
+    (sent,) = writer.sent
+    assert len({message_id.int >> 80 for message_id, _ in sent.recipients}) == 1
 
 
 def test_who_does_not_wait_is_told_that_the_writer_is_behind():
