@@ -691,9 +691,7 @@ class Database:
 
     def _settle_after(self, fileno: int) -> None:
         """After an answer: the same, if it can have set off anything."""
-        data = _peek(fileno)
-        if _ends_with_error(data):
-            data = _await_ready(fileno)
+        data = _await_rest(fileno)
         if _NOTIFIES in data:
             self._notifying.add(fileno)
         orphans = any(site.orphans for site in self._sites.values())
@@ -734,7 +732,11 @@ class Database:
         while looked:
             for conn in list(looked):
                 site, pgconn = self._where[conn], conn.pgconn
-                if pgconn.status != pq.ConnStatus.OK or _poll(pgconn.socket, 0):
+                if pgconn.status != pq.ConnStatus.OK:
+                    woken.add(conn)
+                    del looked[conn]
+                elif _poll(pgconn.socket, 0):
+                    _await_rest(pgconn.socket)
                     woken.add(conn)
                     del looked[conn]
                 elif site.frozen or site.is_paused(pgconn.backend_pid):
@@ -1036,22 +1038,29 @@ def _take(fileno: int) -> int:
     return max(0, size)
 
 
-def _ends_with_error(data: bytes) -> bool:
-    """Whether the last message of an answer is an error: the server sends it before the rest."""
+def _is_part(data: bytes) -> bool:
+    """Whether the last message of an answer is an error or a notice (as of a commit that no longer
+    waits for its standby): the server sends these at once, and the rest when it has come to it."""
     at, last = 0, b""
     while at + 5 <= len(data):
         last = data[at : at + 1]
         at += 1 + int.from_bytes(data[at + 1 : at + 5], "big")
-    return at == len(data) and last == b"E"
+    return at == len(data) and last in (b"E", b"N")
 
 
-def _await_ready(fileno: int) -> bytes:
-    """Wait for what follows an error (ReadyForQuery, or the end)."""
+def _await_rest(fileno: int) -> bytes:
+    """Wait for what follows an error or a notice (ReadyForQuery, or the end); what there is then.
+
+    Whoever reads waits for each piece, so it is to be one.
+    """
+    data = _peek(fileno)
+    if not _is_part(data):
+        return data
     poller = select.poll()
     poller.register(fileno, select.POLLRDHUP)
     until = time.monotonic() + _PATIENCE
     while not poller.poll(0) and time.monotonic() < until:
-        if not _ends_with_error(data := _peek(fileno)):
+        if not _is_part(data := _peek(fileno)):
             return data
         time.sleep(0.00005)
     return _peek(fileno)
