@@ -120,11 +120,14 @@ async def test_one_that_has_nothing_to_do_ends():
 async def test_whoever_is_cancelled_takes_no_answer_of_others():
     """What it asked for is made all the same, and nobody else gets it."""
     async with running() as processes:
+        (pid,) = processes.pids
+        os.kill(pid, signal.SIGSTOP)
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(processes.sign, digests(50, RSA))
-                await trio.testing.wait_all_tasks_blocked(0.005)
+                await trio.testing.wait_all_tasks_blocked()
                 scope.cancel()
+        os.kill(pid, signal.SIGCONT)
         assert scope.cancelled_caught
         wanted = digests(3, RSA, ED25519)
         assert await processes.sign(wanted) == expected(wanted)
