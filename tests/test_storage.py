@@ -9,9 +9,10 @@ from functools import partial
 import pytest
 import structlog
 import trio
+import trio.testing
 
 from relay.settings import parse_floor, parse_size
-from relay.storage import LEAST_FREE, Disk, Space, measure, usual_floor
+from relay.storage import LEAST_FREE, LOOK_EVERY, PATIENCE, Disk, Space, measure, usual_floor
 from tests.actors.running import logged
 from tests.eventually import eventually
 
@@ -124,7 +125,7 @@ async def test_it_is_looked_at_again_and_again():
         nursery.cancel_scope.cancel()
 
 
-async def test_a_disk_that_hangs_holds_up_one_thread_and_nobody():
+async def test_a_disk_that_hangs_holds_up_one_thread_and_nobody(virtual):
     """Said once; no second thread joins it; when it answers again all is as before."""
     hangs, asked = threading.Event(), 0
 
@@ -138,8 +139,16 @@ async def test_a_disk_that_hangs_holds_up_one_thread_and_nobody():
     space = Space(look, lambda total: 100)
     with structlog.testing.capture_logs() as lines:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: space.watch(every=0.01, patience=0.05))
-            await logged(lines, "storage.unanswered")
+            nursery.start_soon(space.watch)
+            await eventually(lambda: space.floor, "it has answered once")
+            virtual.jump(LOOK_EVERY)
+            await eventually(lambda: asked == 2, "it is asked again")
+            for _ in range(3):
+                virtual.jump(PATIENCE)
+                await logged(lines, "storage.unanswered")
+                await trio.testing.wait_all_tasks_blocked()
+                virtual.jump(LOOK_EVERY)
+                await trio.testing.wait_all_tasks_blocked()
             assert not space.short()
             assert asked == 2
             hangs.set()

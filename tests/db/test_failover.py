@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,9 @@ async def server_of(pool: Pool) -> str:
 
 async def fill(pool: Pool, count: int) -> None:
     """Have the pool keep `count` idle connections."""
-    async with trio.open_nursery() as nursery:
+    async with AsyncExitStack() as held:
         for _ in range(count):
-            nursery.start_soon(pool.fetch, "SELECT pg_sleep(0.05)")
+            await held.enter_async_context(pool.connection())
 
 
 @pytest.mark.parametrize("pair", [18], indirect=True)
@@ -116,8 +117,9 @@ async def test_a_promotion_that_nobody_announced_is_found(pair: TwoHosts):
 
 async def test_a_silent_server_costs_one_time_out(frozen: Cluster):
     """After it the idle connections are asked, with a second for all, before one is used."""
-    pool = Pool(frozen.dsn(), size=8, acquire_timeout=0.3)
+    pool = Pool(frozen.dsn(), size=8)
     await fill(pool, 6)
+    pool.acquire_timeout = 0.3
     frozen.signal_all(signal.SIGSTOP)
     with pytest.raises(DatabaseUnavailable, match="did not answer"):
         await pool.fetch("SELECT 1", timeout=0.2)

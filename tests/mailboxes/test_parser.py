@@ -120,22 +120,15 @@ async def test_a_child_killed_from_outside_costs_no_message_anything():
 @pytest.mark.parametrize("killed", [2, 3], ids=["twice", "and with its headers alone"])
 async def test_a_message_whose_children_die_twice_is_given_up(killed: int):
     """It keeps its headers, or the reason alone where that kills, too; the others are parsed."""
-    async with Parser() as parser:
-        found: list[Parsed] = []
 
-        async def parse() -> None:
-            found.extend(await parser.summarise([SMALL % n for n in range(3)]))
+    class Killed(Parser):
+        async def _ready(self, process: trio.Process) -> bool:
+            if self.restarts < killed:
+                os.kill(process.pid, signal.SIGKILL)  # it has been asked nothing yet
+            return await super()._ready(process)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(parse)
-            dead: set[int] = set()
-            with trio.fail_after(30):
-                while len(dead) < killed:
-                    # Long before an interpreter has started, let alone answered.
-                    if parser.pid is not None and parser.pid not in dead:
-                        dead.add(parser.pid)
-                        os.kill(parser.pid, signal.SIGKILL)
-                    await trio.sleep(0.001)
+    async with Killed() as parser:
+        found = await parser.summarise([SMALL % n for n in range(3)])
         assert _errors(found) == ["the parser died of it", None, None]
         assert _subjects(found) == ["0" if killed == 2 else None, "1", "2"]
         assert read_row(found[0].row)["body_text"] is None

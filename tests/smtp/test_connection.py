@@ -41,6 +41,8 @@ from tests.eventually import eventually
 MAIL = Mail("a@x.org", ("b@y.org",), b"Subject: x\r\n\r\n.dot\r\n")
 SECRET = Credentials("user", "pa55word")
 QUICK = Deadlines(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.2, 5.0)
+PATIENT = Deadlines()
+"""For a peer that hangs, and for one that is as quick as the machine lets it be."""
 EHLO = b"250-mx\r\n250-PIPELINING\r\n250 8BITMIME\r\n"
 
 
@@ -155,7 +157,7 @@ async def peer(script: Script) -> AsyncIterator[tuple[int, list[Peer]]]:
 
 
 async def send_to(
-    script: Script, deadlines: Deadlines = QUICK, mail: Mail = MAIL
+    script: Script, deadlines: Deadlines = PATIENT, mail: Mail = MAIL
 ) -> tuple[Outcome, ...]:
     async with peer(script) as (port, _):
         connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), deadlines)
@@ -178,7 +180,7 @@ async def test_many_mails_over_one_connection():
 
     mails = [Mail("a@x.org", ("b@y.org",), b"n%d\r\n" % number) for number in range(10)]
     async with peer(script) as (port, sessions):
-        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE))
         for number, mail in enumerate(mails):
             following = mails[number + 1] if number + 1 < len(mails) and number % 3 else None
             (outcome,) = await connection.deliver(mail, following)
@@ -244,7 +246,7 @@ async def test_a_peer_that_hangs_up_between_announced_mails_fails_the_one_in_han
 
     told, go_on = one_call([MAIL, MAIL, MAIL])
     async with peer(script) as (port, _):
-        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE))
         (outcome,) = await connection.deliver(MAIL, MAIL, go_on=go_on)
         assert connection.closed
     assert [outcome.verdict for (outcome,) in told] == [Verdict.DELIVERED]
@@ -382,7 +384,8 @@ async def closing_at_mail(session: Peer) -> None:
 )
 async def test_peers_that_misbehave(script: Script, verdict: str, phase: str, code: int | None):
     """Each way to misbehave has its outcome, and the connection is closed."""
-    (outcome,) = await send_to(script)
+    hangs = script in {stall_after_the_dot, stall_at_mail, drip}
+    (outcome,) = await send_to(script, QUICK if hangs else PATIENT)
     assert (outcome.verdict, outcome.phase, outcome.code) == (verdict, phase, code)
     assert outcome.route_trouble
     assert not outcome.connection_usable
@@ -407,7 +410,7 @@ async def test_a_long_answer_to_the_dot_is_read_and_the_connection_goes_on(words
         await session.rest()
 
     async with peer(script) as (port, sessions):
-        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE))
         for _ in range(2):
             (outcome,) = await connection.deliver(MAIL)
             assert (outcome.verdict, outcome.code) == (Verdict.DELIVERED, 250)
@@ -472,7 +475,7 @@ async def test_a_peer_that_stops_reading_gets_no_dot():
         await trio.sleep_forever()
 
     mail = Mail("a@x.org", ("b@y.org",), (b"y" * 998 + b"\r\n") * 20_000)
-    (outcome,) = await send_to(script, mail=mail)
+    (outcome,) = await send_to(script, QUICK, mail)
     assert (outcome.verdict, outcome.phase) == (Verdict.DEFERRED, Phase.DOT)
 
 
@@ -515,7 +518,7 @@ async def test_a_connection_the_peer_left_is_not_reused():
         await session.say(b"250 ok\r\n")
 
     async with peer(script) as (port, _):
-        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE))
         await connection.deliver(MAIL)
         await eventually(connection.reusable, "the peer is gone", until=lambda usable: not usable)
         (outcome,) = await connection.deliver(MAIL)
@@ -526,7 +529,7 @@ async def test_a_connection_the_peer_left_is_not_reused():
 async def test_an_idle_connection_is_not_reusable_for_ever():
     """Past the idle limit a connection is not taken again."""
     async with peer(stall_at_mail) as (port, _):
-        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE), QUICK)
+        connection = await Connection.open(Route("127.0.0.1", port, TlsMode.NONE))
         assert connection.reusable()
         assert not connection.reusable(idle_limit=-1.0)
         await connection.quit()
@@ -546,7 +549,6 @@ async def fails_to_open(script: Script, route: Route, **options) -> tuple[Outcom
                 Route(
                     "127.0.0.1", port, route.tls, route.credentials, server_name=route.server_name
                 ),
-                QUICK,
                 **options,
             )
         assert caught.value.outcome.route_trouble
@@ -586,7 +588,10 @@ def says(*lines: bytes) -> Script:
 async def test_starttls_fails_closed(script: Script, phase: str):
     """Whatever is wrong before TLS stands, it defers, and no credential byte was on the wire."""
     outcome, heard = await fails_to_open(
-        script, Route("127.0.0.1", 1, TlsMode.STARTTLS, SECRET), context=client_tls()
+        script,
+        Route("127.0.0.1", 1, TlsMode.STARTTLS, SECRET),
+        deadlines=QUICK,
+        context=client_tls(),
     )
     assert outcome.phase == phase
     assert b"AUTH" not in heard
@@ -625,7 +630,7 @@ async def test_tls_carries_credentials_and_mail(tmp_path: Path, implicit: bool):
     mode = TlsMode.IMPLICIT if implicit else TlsMode.STARTTLS
     async with peer(tls_script(server, heard, implicit=implicit)) as (port, _):
         route = Route("127.0.0.1", port, mode, SECRET, server_name="mx.example")
-        connection = await Connection.open(route, QUICK, context=client_tls(authority))
+        connection = await Connection.open(route, context=client_tls(authority))
         large = Mail("a@x.org", ("b@y.org",), (b"y" * 998 + b"\r\n") * 500)
         for mail, following in ((MAIL, large), (large, None), (MAIL, None)):
             (outcome,) = await connection.deliver(mail, following)
@@ -650,7 +655,7 @@ async def test_it_says_who_was_reached_and_how_that_is_secured(
     async with peer(stall_at_mail if mode is TlsMode.NONE else script) as (port, _):
         credentials = None if mode is TlsMode.NONE else SECRET
         route = Route("localhost", port, mode, credentials)
-        connection = await Connection.open(route, QUICK, context=client_tls(authority))
+        connection = await Connection.open(route, context=client_tls(authority))
         assert connection.peer[:2] == (f"localhost[127.0.0.1]:{port}", version)
         assert connection.peer.source == "127.0.0.1"
         connection.abort()
@@ -662,10 +667,10 @@ async def test_it_says_who_would_not_be_reached(tmp_path: Path):
     async with peer(tls_script(server, [], implicit=True)) as (port, _):
         route = Route("localhost", port, TlsMode.IMPLICIT)
         with pytest.raises(OpenFailed) as caught:
-            await Connection.open(route, QUICK, context=client_tls())
+            await Connection.open(route, context=client_tls())
         assert caught.value.peer[:2] == (f"localhost[127.0.0.1]:{port}", None)
     with pytest.raises(OpenFailed) as caught:
-        await Connection.open(Route("::1", port, TlsMode.NONE), QUICK)
+        await Connection.open(Route("::1", port, TlsMode.NONE))
     assert caught.value.peer[:2] == (f"[::1]:{port}", None)
 
 
@@ -694,7 +699,7 @@ async def test_an_authority_from_ssl_cert_file(tmp_path: Path, monkeypatch: pyte
     server, authority = certificate(tmp_path / "ca", "127.0.0.1")
     monkeypatch.setenv("SSL_CERT_FILE", authority)
     async with peer(tls_script(server, [])) as (port, _):
-        connection = await Connection.open(Route("127.0.0.1", port, credentials=SECRET), QUICK)
+        connection = await Connection.open(Route("127.0.0.1", port, credentials=SECRET))
         await connection.quit()
     with pytest.raises(ConfigError, match=r"cannot be read"):
         client_tls(str(tmp_path / "missing.pem"))
@@ -711,7 +716,7 @@ async def test_nothing_is_said_in_clear_beyond_loopback(monkeypatch: pytest.Monk
     listener = await trio.open_tcp_listeners(0, host=outside)
     port = listener[0].socket.getsockname()[1]
     with pytest.raises(OpenFailed) as caught:
-        await Connection.open(Route(outside, port, TlsMode.NONE), QUICK)
+        await Connection.open(Route(outside, port, TlsMode.NONE))
     assert caught.value.outcome.phase is Phase.TLS
     stream = await listener[0].accept()
     async with stream, listener[0]:
@@ -724,7 +729,7 @@ async def test_where_nobody_listens_it_defers(host: str):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     with pytest.raises(OpenFailed) as caught:
-        await Connection.open(Route(host, port, TlsMode.NONE), QUICK)
+        await Connection.open(Route(host, port, TlsMode.NONE))
     outcome = caught.value.outcome
     assert (outcome.verdict, outcome.phase) == (Verdict.DEFERRED, Phase.CONNECT)
     assert str(port) not in outcome.text
