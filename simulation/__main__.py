@@ -20,9 +20,9 @@ def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != hashes:
         environment = os.environ | {"PYTHONHASHSEED": hashes}
         os.execve(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]], environment)  # noqa: S606 - ourselves
-    from simulation import program
+    from simulation import command
 
-    return program.main()
+    return command.main()
 
 
 if __name__ == "__main__":

@@ -1,26 +1,18 @@
 """Faults as data: when, which, whom, for how long.
 
-`plan` makes them of a seed, `Injector` does them.  A plan can be written down, cut down and played
-again (`simulation.shrink`).
+`plan` makes them of a seed, `simulation.injector` does them.  A plan can be written down, cut down
+and played again (`simulation.shrink`).
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
-import trio
-
-from simulation.database import HOST, Database
 from simulation.day import after
-from simulation.history import History, Trouble
-from simulation.network import Network
-from simulation.node import LEASE, Node
-from simulation.workload import Around
-from simulation.world import World
+from simulation.places import DATABASE, LEASE
 
 KINDS = (
     "kill", "freeze", "partition", "cut", "database", "stall", "doubt", "clock", "peer",
@@ -29,7 +21,6 @@ KINDS = (
 """What can be asked for."""
 
 _EVERY = 60.0  # busy seconds between two faults on average
-_IDLE = 60.0  # seconds after which nobody is waited for to speak to a node
 _SPEAKERS = (
     "", "client", "program", "submitter", "pusher", "device", "upstream", "hooks", "person",
 )  # fmt: skip
@@ -52,8 +43,6 @@ _LASTS = {
     "failover": (0.5, 30.0),  # until the standby is promoted; or the old primary lives beside it
     "disk": (1.0, 100.0),  # until there is room again, or the server is started again
 }
-_SERVERS = {"database", "failover", "disk"}
-"""Those that are about PostgreSQL itself: one at a time."""
 _SELDOM = {"failover": 7200.0}
 """Seconds in which there is at most one: each costs real seconds."""
 _AWAY = 45.0  # seconds at most for which a standby is away: beyond what a commit is waited for
@@ -122,7 +111,7 @@ def plan(
         lasts = round(low + (high - low) * rng.random() ** 2, 3)
         other, size = "", 0.0
         if kind == "partition":
-            other = rng.choice((HOST, rng.choice(list(others))))
+            other = rng.choice((DATABASE, rng.choice(list(others))))
         elif kind == "clock":
             size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
         elif kind == "cut":
@@ -130,7 +119,7 @@ def plan(
             other = rng.choice(("", HALF_OPEN))
             lasts = _UNHEARD if other else 0.0
         elif kind == "freeze" and rng.random() < 0.4:
-            other, lasts, size = OVERTAKEN, _OVERTAKEN_LASTS, round(rng.choice((0, 0.003)), 3)
+            other, lasts, size = OVERTAKEN, _OVERTAKEN_LASTS, rng.choice((0, 0.003))
         elif kind == "failover":
             other = rng.choice(("", "", BESIDE))
             size = round(rng.choice((0.0, 1.0)) * _AWAY * rng.random(), 3)
@@ -168,6 +157,22 @@ def plan(
     return faults
 
 
+def named(kinds: Sequence[str]) -> str:
+    """Return kinds as they are asked for."""
+    return ",".join(kinds) or "none"
+
+
+def asked(text: str) -> tuple[str, ...]:
+    """Read what `named` wrote, or `all`; ValueError: there is no such kind."""
+    if text == "all":
+        return KINDS
+    found = tuple(part.strip() for part in text.split(",") if part.strip() not in {"", "none"})
+    for kind in found:
+        if kind not in KINDS:
+            raise ValueError(f"there is no fault {kind!r}; there are {', '.join(KINDS)}")
+    return found
+
+
 def written(faults: Sequence[Fault]) -> str:
     """Return a plan as one line of JSON."""
     return json.dumps([{k: v for k, v in asdict(each).items() if v} for each in faults])
@@ -176,164 +181,3 @@ def written(faults: Sequence[Fault]) -> str:
 def read(text: str) -> list[Fault]:
     """Read what `written` wrote."""
     return [Fault(**each) for each in json.loads(text)]
-
-
-class Injector:
-    """Does what a plan says."""
-
-    def __init__(
-        self,
-        world: World,
-        network: Network,
-        database: Database,
-        nodes: dict[str, Node],
-        around: Around,
-        frozen: set[str],
-    ) -> None:
-        self._world = world
-        self._network = network
-        self._database = database
-        self._nodes = nodes
-        self._around = around
-        self._frozen = frozen
-        self._freezes: Counter[str] = Counter()
-        self._history: History = around.history
-
-    async def run(self, faults: Sequence[Fault]) -> None:
-        """Do all of them; returns when the last is over."""
-        async with trio.open_nursery() as nursery:
-            for fault in faults:
-                await trio.sleep(max(0.0, fault.at - self._world.now()))
-                nursery.start_soon(self._do, fault)
-
-    async def _do(self, fault: Fault) -> None:
-        if fault.after_bytes:
-            with trio.move_on_after(_IDLE) as idle:
-                silent = fault.other == HALF_OPEN
-                await self._network.cut_after(fault.node, fault.after_bytes, silent=silent)
-            if not idle.cancelled_caught:
-                await self._strike(fault)
-        elif fault.kind not in _SERVERS:
-            await self._strike(fault)
-        elif not self._database.suffers:
-            self._database.suffers = fault.kind
-            if fault.kind == "failover":
-                self._database.attach()
-            if fault.other != LOG or await self._log_failed(fault.whose):
-                await self._strike(fault)
-            self._database.suffers = ""
-
-    async def _strike(self, fault: Fault) -> None:
-        if fault.answers:
-            with trio.move_on_after(_IDLE):
-                in_hand = "upstream" if fault.other == OVERTAKEN else ""
-                await self._around.wait_busy("", in_hand)
-                for _ in range(fault.answers):
-                    node = await self._database.wait_answer(fault.whose)
-                    fault = replace(fault, node=node if fault.node else "")
-            await trio.sleep(fault.amid)
-        elif fault.amid:
-            with trio.move_on_after(_IDLE):
-                await self._around.wait_busy(fault.node, fault.whose)
-            await trio.sleep(fault.amid)
-        began = self._world.now()
-        trouble = Trouble(fault.kind, began, began + fault.lasts, fault.node, fault.other)
-        self._history.troubles.append(trouble)
-        self._world.tell("fault.began", kind=fault.kind, of=fault.node, other=fault.other)
-        await getattr(self, f"_do_{fault.kind}")(fault)
-        trouble.ended = self._world.now()
-        self._world.tell("fault.ended", kind=fault.kind, of=fault.node, other=fault.other)
-
-    async def _do_kill(self, fault: Fault) -> None:
-        node = self._nodes[fault.node]
-        name = node.name
-        if name in self._world.dead:
-            return
-        self._frozen.discard(name)
-        node.kill()
-        self._database.sever(name)
-        await trio.sleep(fault.lasts)
-        node.start()
-
-    async def _do_freeze(self, fault: Fault) -> None:
-        name = self._nodes[fault.node].name
-        self._frozen.add(name)
-        self._freezes[name] += 1
-        if fault.other == OVERTAKEN:
-            with trio.move_on_after(fault.lasts):
-                await self._around.wait_overtaken(fault.node)
-            await trio.sleep(fault.size)
-        else:
-            await trio.sleep(fault.lasts)
-        self._freezes[name] -= 1
-        if not self._freezes[name]:
-            self._frozen.discard(name)
-
-    async def _do_partition(self, fault: Fault) -> None:
-        self._network.part(fault.node, fault.other)
-        await trio.sleep(fault.lasts)
-        self._network.heal(fault.node, fault.other)
-
-    async def _do_cut(self, fault: Fault) -> None:
-        if not fault.after_bytes:  # else it is done
-            self._network.cut([fault.node], fault.size, silent=fault.other == HALF_OPEN)
-        await trio.sleep(fault.lasts)
-
-    async def _do_database(self, fault: Fault) -> None:
-        if fault.other == FROZEN:
-            self._database.freeze()
-            await trio.sleep(fault.lasts)
-            self._database.thaw()
-            return
-        self._database.crash()
-        await trio.sleep(fault.lasts)
-        self._database.recover()
-
-    async def _do_failover(self, fault: Fault) -> None:
-        if fault.size or fault.other:
-            self._database.hold()
-            await trio.sleep(fault.size)
-        if fault.other:
-            self._database.promote()
-            await trio.sleep(fault.lasts)
-            self._database.retire()
-        else:
-            self._database.crash()
-            await trio.sleep(fault.lasts)
-            self._database.promote()
-
-    async def _log_failed(self, actor: str) -> bool:
-        with trio.move_on_after(_IDLE):
-            await self._database.fail_log(actor)
-            return True
-        return False
-
-    async def _do_disk(self, fault: Fault) -> None:
-        if fault.other == LOG:
-            await trio.sleep(fault.lasts)
-            self._database.recover()
-        else:
-            self._database.fill()
-            await trio.sleep(fault.lasts)
-            self._database.empty()
-
-    async def _do_stall(self, fault: Fault) -> None:
-        for node in self._nodes:
-            self._network.part(node, HOST)
-        await trio.sleep(fault.lasts)
-        for node in self._nodes:
-            self._network.heal(node, HOST)
-
-    async def _do_doubt(self, fault: Fault) -> None:
-        with trio.move_on_after(_IDLE):
-            await self._database.lose_answer(fault.whose)
-
-    async def _do_clock(self, fault: Fault) -> None:
-        self._world.skew[fault.node] = fault.size
-        await trio.sleep(fault.lasts)
-        self._world.skew[fault.node] = 0.0
-
-    async def _do_peer(self, fault: Fault) -> None:
-        self._around.peers_fail += 1
-        await trio.sleep(fault.lasts)
-        self._around.peers_fail -= 1

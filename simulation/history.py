@@ -11,8 +11,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from simulation.database import HOST
-from simulation.node import SERVERS
+from simulation.places import DATABASE, SERVERS
 
 
 class Answer(StrEnum):
@@ -142,7 +141,7 @@ _HELD = 160.0  # seconds for which what was sent may be under way: the longest f
 def _keeps_mail(trouble: Trouble) -> bool:
     """Whether a trouble keeps its node from delivering mail, or from putting down what it did."""
     if trouble.kind == "partition":
-        return trouble.other in {HOST, *SERVERS}
+        return trouble.other in {DATABASE, *SERVERS}
     return trouble.kind in {"kill", "freeze", "cut"}
 
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
+from simulation.around.dns import DANE
 from simulation.database import Database
-from simulation.dns import DANE
 from simulation.history import BOUNCES, Answer, Copy, History, Reported
 from simulation.keys import OWN
 from simulation.network import Network
-from simulation.node import SERVERS
+from simulation.places import SERVERS
 from simulation.world import EPOCH
 
 _ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"

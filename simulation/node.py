@@ -16,24 +16,21 @@ from typing import Any, cast
 import trio
 
 from simulation.network import Network
+from simulation.places import (
+    ADMIN_TOKEN,
+    DOMAIN,
+    HTTP,
+    LEASE,
+    LOOPBACK,
+    PUSH,
+    RECEIVE,
+    RESOLVER,
+    RETURNS,
+    SMTP,
+    SUBMISSION,
+    UPSTREAM,
+)
 from simulation.world import NODE, World
-
-SMTP, SUBMISSION, HTTP, PUSH, RECEIVE = 25, 587, 80, 7701, 7700
-UPSTREAM = 2600
-LEASE = 60
-"""Seconds for which a node has what it has claimed to be delivered."""
-LOOPBACK = "127.0.0.1"
-"""The address, on every relay's machine, of the server in front of it."""
-RESOLVER = "127.0.0.53"
-"""The address of the server that is asked about names, which validates: on every relay's machine,
-or nobody would believe what it says of signatures."""
-SERVERS = ("upstream", "mx1", "mx2", "mx3")
-"""Hosts that the relay hands mail to: the server in front, or the exchangers of domains."""
-DOMAIN = "relay.example"
-RETURNS = "returns.example"
-"""The domain of return paths, where there are any."""
-ADMIN_TOKEN = "ra_" + "simulated" * 4
-
 
 LETTERS_A_MONTH = 133_921
 """What the budget pays for where there is one: a little more than are asked for in a rush."""
@@ -61,7 +58,7 @@ _USUAL = {"started", "ready", "draining", "stopped"}
 
 
 class Node:
-    """One incarnation of a node, from its start to its stop or its death."""
+    """A relay on a host of its own: one incarnation after the other, until it stops or dies."""
 
     def __init__(self, world: World, network: Network, dsn: str, host: str, data: Path) -> None:
         self.host = host

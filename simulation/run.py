@@ -16,14 +16,26 @@ from typing import Any
 
 import trio
 
-from simulation import dns, freezing, judge, returns, workload
+from simulation import freezing, judge
+from simulation.around import (
+    Around,
+    devices,
+    dns,
+    exchangers,
+    hooks,
+    probe,
+    programs,
+    reports,
+    senders,
+)
 from simulation.database import Database, Server
-from simulation.faults import KINDS, Fault, Injector, plan
+from simulation.faults import KINDS, Fault, plan
 from simulation.history import History
-from simulation.node import SERVERS, Node, goes_direct, hears_back, letters_a_second
+from simulation.injector import Injector
+from simulation.node import Node, goes_direct, hears_back, letters_a_second
 from simulation.page import subject
+from simulation.places import DNS, HOOKS, SERVERS
 from simulation.seams import Seams
-from simulation.workload import Around
 from simulation.world import World
 
 _SETTLED = 3  # looks in a row at which everything was at rest
@@ -74,8 +86,8 @@ async def simulate(
         database.shadow_functions()
         dns.open_dns(around)
         for host in SERVERS:
-            await nursery.start(workload.upstream, around, host)
-        await nursery.start(workload.hooks, around)
+            await nursery.start(exchangers.upstream, around, host)
+        await nursery.start(hooks.hooks, around)
         living = {
             host: Node(world, network, database.dsn, host, directory / host) for host in hosts
         }
@@ -86,7 +98,7 @@ async def simulate(
         began = world.now()
         if faults is None:
             rng = world.rng("faults")
-            others = [*_handed_to(world), workload.HOOKS, *_PEOPLE]
+            others = [*_handed_to(world), HOOKS, *_PEOPLE]
             outcome.faults = plan(rng, kinds, hosts, others, began, began + seconds)
         else:
             outcome.faults = list(faults)
@@ -99,8 +111,8 @@ async def simulate(
         left = await _settle(world, database, around)
         if not left:
             if (rate := letters_a_second(world)) is not None:  # until what is asked for is saved
-                await trio.sleep((workload.PROBES * nodes + 1) / rate)
-            await workload.probe(around, partial(judge.is_open, database))
+                await trio.sleep((probe.PROBES * nodes + 1) / rate)
+            await probe.probe(around, partial(judge.is_open, database))
             left = await _settle(world, database, around)
         outcome.virtual_seconds = round(world.now(), 3)
         if left:
@@ -127,7 +139,7 @@ async def simulate(
 
 def _handed_to(world: World) -> tuple[str, ...]:
     """Return the hosts of whom the relay asks something when it hands mail over."""
-    return (*SERVERS[1:], dns.HOST) if goes_direct(world) else SERVERS[:1]
+    return (*SERVERS[1:], DNS) if goes_direct(world) else SERVERS[:1]
 
 
 _PEOPLE = (
@@ -141,21 +153,21 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     from relay.devices.noise import KeyPair
 
     rng = world.rng("devices")
-    devices = [KeyPair.from_private(rng.randbytes(32)) for _ in range(3)]
-    nursery.start_soon(workload.mailbox_maker, around, "maker", 60.0)
+    keys = [KeyPair.from_private(rng.randbytes(32)) for _ in range(3)]
+    nursery.start_soon(senders.mailbox_maker, around, "maker", 60.0)
     for number in range(1, 4):
-        nursery.start_soon(workload.mail_client, around, f"client{number}", 30.0)
+        nursery.start_soon(senders.mail_client, around, f"client{number}", 30.0)
     for number in range(1, 3):
-        nursery.start_soon(workload.program, around, f"program{number}", 20.0)
-    nursery.start_soon(workload.submitter, around, "submitter1", 30.0)
-    nursery.start_soon(workload.person, around, "person", 30.0)
-    nursery.start_soon(workload.pusher, around, "pusher", 30.0, devices)
-    for number, key in enumerate(devices, 1):
-        nursery.start_soon(workload.device, around, f"device{number}", key, 30.0)
+        nursery.start_soon(programs.program, around, f"program{number}", 20.0)
+    nursery.start_soon(programs.submitter, around, "submitter1", 30.0)
+    nursery.start_soon(programs.person, around, "person", 30.0)
+    nursery.start_soon(devices.pusher, around, "pusher", 30.0, keys)
+    for number, key in enumerate(keys, 1):
+        nursery.start_soon(devices.device, around, f"device{number}", key, 30.0)
     if hears_back(world):
-        around.took = partial(returns.take, around)
-        nursery.start_soon(returns.administrator, around, "administrator", 300.0)
-        nursery.start_soon(returns.reporter, around, "reporter", 20.0)
+        around.took = partial(reports.take, around)
+        nursery.start_soon(reports.administrator, around, "administrator", 300.0)
+        nursery.start_soon(reports.reporter, around, "reporter", 20.0)
 
 
 async def _settle(world: World, database: Database, around: Around) -> dict[str, int]:

@@ -12,17 +12,20 @@ import random
 import ssl
 import sys
 import uuid
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import trio
+from psycopg import pq
 
-from simulation.database import Database, abandoning, cancelling, waiting
+from simulation.database import Database
 from simulation.day import HOUR
 from simulation.network import Network
-from simulation.world import World, inline
+from simulation.world import Dead, World, inline
 
 _WRITE = 2  # of psycopg.waiting.Wait
 
@@ -241,11 +244,11 @@ def _others(seams: Seams) -> None:
 
     from relay.db.connection import Connection
 
-    Connection.wait = waiting(seams.there, Connection.wait)  # type: ignore[method-assign, assignment]
-    Connection.cancel_safe = cancelling(  # type: ignore[method-assign, assignment]
+    Connection.wait = _waiting(seams.there, Connection.wait)  # type: ignore[method-assign, assignment]
+    Connection.cancel_safe = _cancelling(  # type: ignore[method-assign, assignment]
         seams.there, Connection.cancel_safe
     )
-    Connection.abandon = abandoning(seams.there, Connection.abandon)  # type: ignore[method-assign]
+    Connection.abandon = _abandoning(seams.there, Connection.abandon)  # type: ignore[method-assign]
 
     from relay.outbound.signing import dkim_keys
     from relay.outbound.signing.processes import SigningProcesses
@@ -267,3 +270,41 @@ def _others(seams: Seams) -> None:
         return replies, None
 
     parser.Parser._converse = converse  # type: ignore[method-assign]
+
+
+Wait = Callable[..., Awaitable[Any]]
+
+
+def _waiting(database: Callable[[], Database], original: Wait) -> Wait:
+    """Return `Connection.wait` as it is, after the database has been told who is about to ask."""
+
+    async def wait(conn: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            database().begin(conn)
+        except Dead as error:
+            raise psycopg.OperationalError(str(error)) from error
+        return await original(conn, *arguments, **options)
+
+    return wait
+
+
+def _cancelling(database: Callable[[], Database], original: Wait) -> Wait:
+    """Return `Connection.cancel_safe` as it is, after which the database is told."""
+
+    async def cancel_safe(conn: Any, **options: Any) -> None:
+        await original(conn, **options)
+        database().cancelled(conn)
+
+    return cancel_safe
+
+
+def _abandoning(database: Callable[[], Database], original: Callable[[Any], None]) -> Any:
+    """Return `Connection.abandon` as it is, after which the database is told."""
+
+    def abandon(conn: Any) -> None:
+        pid = conn.pgconn.backend_pid if conn.pgconn.status == pq.ConnStatus.OK else 0
+        original(conn)
+        if pid:
+            database().abandoned(conn, pid)
+
+    return abandon

@@ -26,7 +26,7 @@ def _faults(_: click.Context, __: click.Parameter, value: str) -> str:
     for name in names:
         if name not in KINDS:
             raise click.BadParameter(f"there is no fault {name!r}; there are {', '.join(KINDS)}")
-    return ",".join(names)
+    return ",".join(names) or "none"
 
 
 @click.command()

@@ -2,7 +2,7 @@
 
 Names of Trio and psycopg, gathered so that there is one place to put others instead, as in
 `relay.net`: `relay simulate` lets the loop stand still until the server has answered, and has the
-answer come later by its own clock (`simulation/database.py`).
+answer come later by its own clock (`simulation/database`).
 
 `ready_now` is a poll() with a time-out of zero, in C.  `more_now` is the same, asked for the rest
 of an answer that has begun to come.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import trio
 
 from relay.cli import simulate as command
 from simulation import day, faults
-from simulation.dns import DANE
+from simulation.around.dns import DANE
+from simulation.command import command as again_with
+from simulation.command import parsed
 from simulation.faults import Fault
 from simulation.keys import OWN
 from simulation.network import Network
@@ -236,7 +239,7 @@ def test_the_simulated_dns_says_what_is_not_there() -> None:
     those names that are signed, that they are."""
     from relay.dns import wire
     from relay.dns.questions import Answer, Question, Status
-    from simulation.dns import answer
+    from simulation.around.dns import answer
 
     def heard(name: str, kind: str) -> Answer:
         question = Question(name, kind)  # type: ignore[arg-type]
@@ -311,6 +314,21 @@ def test_what_is_left_becomes_plain_and_short(amid: float, whose: str, answers: 
     fault = Fault(12.345, "failover", "", "", 80.0, 30.0, amid, whose, answers)
     (left,) = simplify([fault], lambda some: some[0].lasts >= 10.0)
     assert left == Fault(12.0, "failover", lasts=10.0)
+
+
+@pytest.mark.parametrize("kinds", [(), ("disk",), faults.KINDS])
+def test_what_a_page_says_to_run_is_what_was_run(kinds: tuple[str, ...]) -> None:
+    """Without faults, too."""
+    options = parsed(["7", "--days", "0.01", "--nodes", "2", "--faults", faults.named(kinds)])
+    again = parsed(shlex.split(again_with(options, SERVERS[:2])))
+    assert vars(again) == vars(options) | {"plan": SERVERS[:2]}
+
+
+def test_a_fault_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that are."""
+    with pytest.raises(SystemExit):
+        parsed(["7", "--faults", "kill,earthquake"])
+    assert "there is no fault 'earthquake'; there are kill, freeze" in capsys.readouterr().err
 
 
 def test_a_page_tells_what_happened(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulation import room, seams
-from simulation.faults import KINDS, read, written
+from simulation import seams
+from simulation.database import room
+from simulation.faults import KINDS, Fault, asked, named, read, written
 from simulation.network import Network
 from simulation.page import FEWER, page
 from simulation.world import World
@@ -40,7 +41,7 @@ _SAY_EVERY = 0.5  # real seconds
 
 def main() -> int:
     """Simulate, and return the exit code."""
-    options = _options()
+    options = parsed(sys.argv[1:])
     # It and its server take turns: on one core a turn passes from one to the other at once.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[options.seed % len(cores)]})
@@ -61,10 +62,10 @@ def main() -> int:
     gc.freeze()
     gc.disable()
 
-    asked: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, _: object) -> None:
-        asked.append(number)
+        signals.append(number)
         raise KeyboardInterrupt  # so that the server and its directory do not outlive us
 
     signal.signal(signal.SIGTERM, stop)
@@ -84,7 +85,7 @@ def main() -> int:
         if outcome.violations:
             _show(outcome, options, trace)
     except BaseException:
-        if asked:
+        if signals:
             return 130
         traceback.print_exc()
         return 70
@@ -139,12 +140,17 @@ def _progress(world: World, seconds: float) -> Iterator[None]:
 def _show(outcome: Outcome, options: argparse.Namespace, trace: Path) -> None:
     """Say what was broken, on one page, with what to run to see it again."""
     print(page(outcome.violations, outcome.faults, trace, outcome.names))
-    command = (
-        f"{outcome.seed} --days {options.days} --nodes {options.nodes} "
-        f"--faults {','.join(options.faults)} --plan '{written(outcome.faults)}'"
+    again = command(options, outcome.faults)
+    print(f"\nagain: relay simulate --seed {again}")
+    print(f"{FEWER}simulation.shrink {again}\n")
+
+
+def command(options: argparse.Namespace, faults: Sequence[Fault]) -> str:
+    """Return what follows the program's name to do the same again, with these faults."""
+    return (
+        f"{options.seed} --days {options.days} --nodes {options.nodes} "
+        f"--faults {named(options.faults)} --plan '{written(faults)}'"
     )
-    print(f"\nagain: relay simulate --seed {command}")
-    print(f"{FEWER}simulation.shrink {command}\n")
 
 
 def _place() -> str | None:
@@ -155,7 +161,8 @@ def _place() -> str | None:
     return None
 
 
-def _options() -> argparse.Namespace:
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return what the words of a command line ask for."""
     parser = argparse.ArgumentParser(prog="python -m simulation")
     parser.add_argument("seed", type=int)
     parser.add_argument("--days", type=float, default=1 / 24)
@@ -163,8 +170,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--faults", type=_kinds, default=KINDS)
     parser.add_argument("--plan", type=read, default=None)
     parser.add_argument("--trace", type=Path, default=None)
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    return tuple(part for part in text.split(",") if part)
+    try:
+        return asked(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

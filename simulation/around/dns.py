@@ -13,11 +13,11 @@ from __future__ import annotations
 import socket
 import struct
 
+from simulation.around import Around
 from simulation.keys import tlsa
-from simulation.node import LOOPBACK, RESOLVER, SERVERS
-from simulation.workload import Around
+from simulation.places import DNS, LOOPBACK, RESOLVER, SERVERS
 
-HOST, PORT = "dns", 53
+PORT = 53
 _ADDRESSES = {host: f"198.51.100.{number}" for number, host in enumerate(SERVERS[1:], 1)}
 """Of the exchangers of domains."""
 
@@ -47,19 +47,19 @@ _AUTHENTIC = 0x0020  # it is signed, and that was verified
 def open_dns(around: Around) -> None:
     """Let the DNS be asked, and the servers that it names be reached."""
     around.network.name(SERVERS[0], LOOPBACK)
-    around.network.name(HOST, RESOLVER)
+    around.network.name(DNS, RESOLVER)
     for host, address in _ADDRESSES.items():
         around.network.name(host, address)
 
     async def answering(asker: str, asked: bytes) -> bytes | None:
-        rng = around.world.rng(HOST)
+        rng = around.world.rng(DNS)
         if around.peers_fail and rng.random() < 0.2:
             how = rng.choice(("silence", "fail"))
-            around.world.tell("dns.misbehaves", HOST, how=how, asker=asker)
+            around.world.tell("dns.misbehaves", DNS, how=how, asker=asker)
             return None if how == "silence" else answer(asked, failed=True)
         return answer(asked)
 
-    around.network.answer(HOST, PORT, answering)
+    around.network.answer(DNS, PORT, answering)
 
 
 def answer(asked: bytes, *, failed: bool = False) -> bytes:

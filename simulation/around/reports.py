@@ -14,10 +14,12 @@ from typing import Any
 
 import trio
 
+from simulation.around import Around
+from simulation.around.senders import hand_in
+from simulation.around.talk import HttpFailed, call
 from simulation.history import Answer, Copy, Mail, Report, Reported
 from simulation.keys import private_key
-from simulation.node import DOMAIN, RETURNS
-from simulation.workload import Around, HttpFailed, call, hand_in
+from simulation.places import DOMAIN, RETURNS
 from simulation.world import NODE
 
 _OF_ALL = 0.25  # of what is taken, the share of which something comes back

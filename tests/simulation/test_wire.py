@@ -1,11 +1,11 @@
-"""What the simulation has of a server's answers, however they come."""
+"""What the simulation sees of a server's answers, however they come."""
 
 import socket
 import threading
 
 import pytest
 
-from simulation import database
+from simulation.database import wire
 
 ERROR = b"E\0\0\0\5\0"
 NOTICE = b"N\0\0\0\5\0"
@@ -20,7 +20,7 @@ def test_an_answer_that_comes_in_two_pieces_is_one(first: bytes) -> None:
         server.sendall(first)
         rest = threading.Timer(0.05, server.sendall, [READY])
         rest.start()
-        assert database._await_rest(client.fileno()) == first + READY
+        assert wire.await_rest(client.fileno()) == first + READY
         rest.join()
 
 
@@ -32,5 +32,5 @@ def test_an_answer_that_breaks_off_is_what_there_is(first: bytes) -> None:
         server.sendall(first)
         rest = threading.Timer(0.05, server.close)
         rest.start()
-        assert database._await_rest(client.fileno()) == first
+        assert wire.await_rest(client.fileno()) == first
         rest.join()
