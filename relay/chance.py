@@ -5,9 +5,11 @@ needs one takes it from here by its name (`from relay.chance import urandom`).  
 module that needs it is loaded, so a call costs what it costs anywhere else, and `relay simulate`
 binds its own before it loads anything of the relay (`simulation/seams.py`).
 
-Waiting is Trio's business and goes by Trio's clock.  What only measures (how long a parse took, how
-much CPU a process has used) decides nothing and is not here.  tests/test_seams.py finds who goes
-around this module, and says why the few that do may.
+Waiting is Trio's business and goes by Trio's clock.  Whoever measures how long something took, to
+give others a turn, takes `monotonic` from here: in a simulation computing takes no time, and turns
+go by counts alone.  How much CPU a thread or a process has used is not here: `relay.load` asks the
+system, and a simulation has an answer of its own there; in other processes it is a limit.
+tests/test_seams.py finds who goes around this module, and says why the few that do may.
 """
 
 from __future__ import annotations

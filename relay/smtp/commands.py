@@ -28,13 +28,13 @@ import re
 import socket
 import ssl
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any, cast
 
 from aiosmtpd.smtp import MISSING, SMTP, Envelope, syntax
 from aiosmtpd.smtp import Session as Conversation
 
 from relay.accepted import Why
+from relay.chance import monotonic
 from relay.errors import OverQuota, TemporaryFailure
 from relay.log import get_logger
 from relay.ports.peers import peer_key
@@ -636,14 +636,14 @@ class Commands(SMTP):
         """
         if len(arg) > _LONGEST_PATH and not -1 < arg.rfind(">") <= _LONGEST_PATH:
             return None, None
-        began = perf_counter()
+        began = monotonic()
         try:
             address, rest = super()._getaddr(arg)
         except Exception:
             # RecursionError, IndexError: whatever it trips over, it is no address.
             return None, None
         finally:
-            self.parsing += perf_counter() - began
+            self.parsing += monotonic() - began
         if address and rest is not None and not is_sound(address, arg, rest):
             return None, None
         return address, rest

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 from email import policy
 from email.message import EmailMessage
-from email.utils import formatdate, make_msgid
+from email.utils import formatdate
 from typing import cast
+from uuid import UUID
 
 from quart import Response, request
 
 from relay.addresses import canonical
+from relay.chance import time
 from relay.http.operations import MAILBOX_NOT_FOUND, Access, Answer, Call, Operation, View
 from relay.http.operations import json_response as json
 from relay.http.problems.details import mailbox_not_found
@@ -70,7 +72,8 @@ def register(api: Api) -> None:
     )
     async def put(call: Call) -> Response:
         address, wanted = canonical(call.mailbox.address), new_id()
-        raw = _message(address, deps.store.domains[0], deps.public_url or request.host_url)
+        url = deps.public_url or request.host_url
+        raw = _message(wanted, address, deps.store.domains[0], url)
         stored = await api.committed(lambda: deps.accept("", [(wanted, address)], raw))
         if address not in stored:
             raise mailbox_not_found()
@@ -78,13 +81,13 @@ def register(api: Api) -> None:
         return json({"id": str(stored[address])}, 201)
 
 
-def _message(address: str, domain: str, url: str) -> bytes:
+def _message(id: UUID, address: str, domain: str, url: str) -> bytes:
     message = EmailMessage(policy.SMTP)
     message["From"] = f"Relay <postmaster@{domain}>"
     message["To"] = address
     message["Subject"] = "482913 is your code: it works"
-    message["Date"] = formatdate()
-    message["Message-ID"] = make_msgid(domain=domain)
+    message["Date"] = formatdate(time())
+    message["Message-ID"] = f"<{id}@{domain}>"
     message["X-Tags"] = "test"
     shown = f"{url.rstrip('/')}/"
     message.set_content(_TEXT.format(url=shown))

@@ -11,12 +11,12 @@ Promises
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import Any
 
 import trio
 
+from relay.chance import monotonic
 from relay.http.operations import json_bytes
 
 PIECE = 64 * 1024
@@ -59,12 +59,12 @@ def json_pieces(value: Any, *, deep: bool = False) -> Iterator[bytes]:
 
 async def in_turns(pieces: Iterator[bytes], slice_: float = SLICE) -> AsyncGenerator[bytes, None]:
     """The same pieces, others having their turn in between."""
-    began = time.perf_counter()
+    began = monotonic()
     for piece in pieces:
         yield piece
-        if time.perf_counter() - began >= slice_:
+        if monotonic() - began >= slice_:
             await trio.lowlevel.checkpoint()
-            began = time.perf_counter()
+            began = monotonic()
 
 
 def _length(value: Any) -> int:
