@@ -221,6 +221,17 @@ class Cluster:
             if path != self._scratch:
                 _remove(path)
 
+    def is_ready(self, pid: int) -> bool:
+        """Whether the server that is process `pid` says "ready" in its lock file (as pg_ctl asks).
+
+        False for what another server left there.
+        """
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except OSError:
+            return False
+        return len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
     # Running programs
 
     def command(self, program: str, *arguments: str) -> tuple[list[str], dict[str, Any]]:

@@ -249,15 +249,12 @@ class Embedded:
             raise DatabaseUnavailable(f"the embedded database cannot be made: {error}") from error
 
     async def _answers(self, process: trio.Process) -> None:
-        """Wait until the server says "ready" in its lock file (as pg_ctl does), or has ended."""
-        lock_file = self.cluster.data / "postmaster.pid"
+        """Wait until the server says that it is ready, or has ended."""
         began = trio.current_time()
         pause = 0.005
         while process.poll() is None:
-            with suppress(OSError):
-                lines = lock_file.read_text().splitlines()
-                if len(lines) >= 8 and lines[0] == str(process.pid) and lines[7].strip() == "ready":
-                    return
+            if self.cluster.is_ready(process.pid):
+                return
             await trio.sleep(pause)
             if trio.current_time() - began > 2.0:
                 pause = 0.2  # it is recovering, and tells the log how far it is

@@ -76,6 +76,8 @@ _ROLLED_BACK = ("40001", "40P01", "55P03")
 
 _READ_ONLY = "25006"
 
+_NOT_AVAILABLE = "PostgreSQL is not available: "
+
 _PROBE_TIMEOUT = 1.0  # s; what an idle connection to a server that was silent is given to answer
 
 _IDLE_FOR = 300.0  # s; an unused connection beyond the first is closed after this
@@ -148,14 +150,7 @@ class Pool:
         try:
             yield conn
         except psycopg.Error as error:
-            if isinstance(error, NoAnswer):
-                self.hosts.fell_silent(conn.host)
-            if _unavailable(error, conn):
-                if error.sqlstate == _READ_ONLY:
-                    conn.abandon()  # another may lead to the primary
-                raise _outage(error) from error
-            if error.sqlstate in _ROLLED_BACK:
-                raise _rolled_back(error) from error
+            self._raise_what_it_means(error, conn)
             raise
         finally:
             conn.patience = None
@@ -361,18 +356,27 @@ class Pool:
             conn.abandon()
             raise DatabaseUnavailable(f"PostgreSQL did not answer within {seconds:.3g} s")
         except psycopg.Error as error:
-            if _unavailable(error, conn):
-                if error.sqlstate == _READ_ONLY:
-                    conn.abandon()  # another may lead to the primary
-                raise _outage(error) from error
-            if error.sqlstate in _ROLLED_BACK:
-                raise _rolled_back(error) from error
+            self._raise_what_it_means(error, conn)
             raise
         finally:
             if conn.at_rest() and not self._closed:
                 self._keep(conn)
             else:
                 await self._release(conn)
+
+    def _raise_what_it_means(self, error: psycopg.Error, conn: Connection) -> None:
+        """Raise what an error on a connection is to who called; return if it is the statement's."""
+        if isinstance(error, NoAnswer):
+            self.hosts.fell_silent(conn.host)
+        if conn.closed or (error.sqlstate or "").startswith(_UNAVAILABLE):
+            if error.sqlstate == _READ_ONLY:
+                conn.abandon()  # another may lead to the primary
+            # Nobody knows how the call ended.
+            said = "" if isinstance(error, (NoAnswer, NotReplicated)) else _NOT_AVAILABLE
+            raise DatabaseUnavailable(f"{said}{error}") from error
+        if error.sqlstate in _ROLLED_BACK:
+            said = error.diag.message_primary or str(error)
+            raise RolledBack(f"PostgreSQL rolled it back: {said}") from error
 
     async def _acquire(self, timeout: float | None) -> Connection:
         if self._closed:
@@ -503,20 +507,3 @@ def _rows(cursor: psycopg.AsyncCursor[Any]) -> list[tuple[Any, ...]]:
 
 def _rowcount(cursor: psycopg.AsyncCursor[Any]) -> int:
     return cursor.rowcount
-
-
-def _outage(error: psycopg.Error) -> DatabaseUnavailable:
-    """What an error of the connection or the server becomes: nobody knows how the call ended."""
-    if isinstance(error, (NoAnswer, NotReplicated)):
-        return DatabaseUnavailable(str(error))
-    return DatabaseUnavailable(f"PostgreSQL is not available: {error}")
-
-
-def _rolled_back(error: psycopg.Error) -> RolledBack:
-    """What becomes of an error after which nothing has changed."""
-    return RolledBack(f"PostgreSQL rolled it back: {error.diag.message_primary or error}")
-
-
-def _unavailable(error: psycopg.Error, conn: Connection) -> bool:
-    """Whether the error concerns the connection or the server rather than the statement."""
-    return conn.closed or (error.sqlstate or "").startswith(_UNAVAILABLE)
