@@ -93,7 +93,8 @@ _R, _W, _RW = waiting.Wait.R, waiting.Wait.W, waiting.Wait.RW
 _READY_R, _READY_W = waiting.Ready.R, waiting.Ready.W
 
 # Sent unless the DSN says otherwise.  A peer that vanished without a FIN (a host that lost its
-# power) is noticed within five seconds by who waits for it, within twelve by who only listens.
+# power) is noticed within six seconds by whoever has sent it something, and by whoever only listens
+# within seven: at the second keep-alive, by which time `tcp_user_timeout` is over.
 _DEFAULTS: dict[str, str | int] = {
     "client_encoding": "UTF8",
     "keepalives_idle": 5,

@@ -117,6 +117,27 @@ def test_every_event_is_tabulated() -> None:
     assert sorted(table - _possible()) == [], "these events of docs/events.md are logged by nobody"
 
 
+def _told() -> set[str]:
+    """Return the events that a simulation tells or whispers, besides those of the log."""
+    return {
+        argument.value
+        for file in ROOT.glob("simulation/**/*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in {"tell", "whisper"}
+        and node.args
+        and isinstance(argument := node.args[0], ast.Constant)
+        and isinstance(argument.value, str)
+    }
+
+
+def test_every_event_of_a_simulation_is_tabulated() -> None:
+    """What a trace has beside the log's events is in docs/simulation.md, and nothing else is."""
+    traces = (DOCS / "simulation.md").read_text().partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \| ", traces, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == _told()
+
+
 def _reasons() -> set[str]:
     """Return why a session of SMTP or POP3 may end, as the sources of both say it."""
     found = {"quit", "broken", "cancelled"}  # what is returned, or said by nobody
