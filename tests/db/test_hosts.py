@@ -70,3 +70,35 @@ def test_what_another_process_has_met_counts_here_too(tmp_path: Path):
     told.learn(7, 4)
     assert told.known == (7, 4)
     assert "timeline 3" in hosts.met(Met("two"), 7, 3)
+
+
+def test_who_answered_last_is_tried_first():
+    """Then the others as they stand in the URL; whoever was silent is tried last, until they answer
+    again.  Whom a caller has had enough of is left out."""
+    hosts = Hosts()
+    one, two, three = url = (("one", "5432"), ("two", "5432"), ("three", "5432"))
+    attempts: list[Any] = [{"host": host, "port": port} for host, port in url]
+
+    def ordered(but: tuple[str, str] | None = None) -> list[str]:
+        return [each["host"] for each in hosts.ordered(attempts, but)]
+
+    assert ordered() == ["one", "two", "three"]
+    hosts.answered(three)
+    assert ordered() == ["three", "one", "two"]
+    hosts.fell_silent(one)
+    assert ordered() == ["three", "two", "one"]
+    hosts.fell_silent(three)
+    assert ordered() == ["two", "one", "three"]
+    assert ordered(but=two) == ["one", "three"]
+    hosts.answered(one)
+    assert ordered() == ["one", "two", "three"]
+    assert hosts.silent == {three}
+
+
+def test_a_host_is_an_address_and_a_port():
+    """Servers on one machine are told apart by their ports, and an address counts for a name."""
+    hosts = Hosts()
+    pair: list[Any] = [{"host": "one"}, {"host": "one", "hostaddr": "192.0.2.1", "port": "5433"}]
+    hosts.answered(("192.0.2.1", "5433"))
+    assert hosts.ordered(pair) == pair[::-1]
+    assert hosts.ordered(pair, ("one", "5432")) == pair[1:]
