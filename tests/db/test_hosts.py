@@ -80,7 +80,7 @@ def test_who_answered_last_is_tried_first():
     attempts: list[Any] = [{"host": host, "port": port} for host, port in url]
 
     def ordered(but: tuple[str, str] | None = None) -> list[str]:
-        return [each["host"] for each in hosts.ordered(attempts, but)]
+        return [str(each["host"]) for each in hosts.ordered(attempts, but)]
 
     assert ordered() == ["one", "two", "three"]
     hosts.answered(three)

@@ -1,0 +1,646 @@
+"""What the judge says, and of what: for each sentence the smallest history of which it is said, and
+its neighbours, of which it is not.
+
+What was kept stands in a database, which has the relay's own schema; its rows are made by hand.
+"""
+
+import ast
+import inspect
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import NAMESPACE_DNS, UUID, uuid4, uuid5
+
+import psycopg
+import pytest
+import trio
+
+from simulation import judge
+from simulation.history import (
+    Answer,
+    Blob,
+    Copy,
+    History,
+    Mail,
+    Mailbox,
+    Refusal,
+    Report,
+    Reported,
+    Trouble,
+)
+from simulation.keys import ANOTHER, OWN
+from simulation.network import Network
+from simulation.world import EPOCH, NODE, World
+from tests.conftest import TEMPLATE, Clusters
+
+NOW = 1000.0
+"""The virtual second at which the judge looks."""
+KEPT, REFUSED, DOUBT = Answer.KEPT, Answer.REFUSED, Answer.DOUBT
+BOX, OTHER = "box@relay.example", "other@relay.example"
+TO, SECURED = "a@one.example", "a@two.example"
+OUT = f"M-out-1/{TO}"
+ANN, BOB = "ann@people.example", "bob@people.example"
+ACTIVATE, RECOVER = "Activate your account", "Recover your password"
+SUBMITTER = "s@sender.example"
+RAW = b"Subject: M-in-1\r\n\r\nHello.\r\n"
+
+Row = tuple[str, dict[str, Any]]
+"""A table of the schema `relay`, and the columns that matter."""
+Seen = tuple[tuple[Row, ...], History]
+"""What is stored, and what was said and seen."""
+
+
+def at(second: float) -> datetime:
+    """A virtual second as an instant."""
+    return datetime.fromtimestamp(EPOCH + second, UTC)
+
+
+# ------------------------------------------------------------------------------- what may be stored
+
+
+def box(address: str = BOX) -> Row:
+    """A mailbox, until 2000."""
+    values = {"id": uuid5(NAMESPACE_DNS, address), "address": address, "expires_at": at(2000.0)}
+    return "mailboxes", values
+
+
+def message(raw: bytes = RAW, to: str = BOX, when: float = 100.0, number: int = 1) -> Row:
+    """A message in a mailbox."""
+    ids = {"id": UUID(int=number), "mailbox_id": uuid5(NAMESPACE_DNS, to)}
+    return "messages", {**ids, "raw_email": raw, "received_at": at(when)}
+
+
+def summary(number: int = 1) -> Row:
+    """That a message was summarised."""
+    return "summaries", {"message_id": UUID(int=number), "mailbox_id": uuid4()}
+
+
+ARRIVED = (box(), message(), summary())
+
+
+def queued(
+    status: str = "sent",
+    subject: str = "M-out-1",
+    to: str = TO,
+    when: float = 100.0,
+    number: int = 0,
+) -> Row:
+    """A message in the queue, or done with."""
+    id_ = UUID(int=number) if number else uuid4()
+    values = {"subject": subject, "recipient": to, "status": status, "created_at": at(when)}
+    return "outbound_messages", {"id": id_, **values}
+
+
+def letter(subject: str = ACTIVATE, to: str = ANN, when: float = 100.0) -> Row:
+    """A letter to who has an account, and when its token was taken."""
+    return queued("sent", subject, to, when)
+
+
+def account(email: str = ANN, number: int = 1, status: str = "provisioned") -> Row:
+    """An account."""
+    return "accounts", {"id": number, "email": email, "login": email, "status": status}
+
+
+def token(number: int, when: int, action: str = "activation", account: int = 1) -> Row:
+    """A token, and when it was made."""
+    values = {"id": number, "account": account, "action": action}
+    return "tokens", {**values, "created_at": EPOCH + when}
+
+
+def suppressed(address: str = TO) -> Row:
+    """An address that gets no mail."""
+    return "suppressions", {"address": address}
+
+
+# --------------------------------------------------------------------------------- what may be seen
+
+
+def mail(answer: Answer) -> dict[str, Mail]:
+    """A message that was handed in."""
+    return {"M-in-1": Mail("M-in-1", BOX, RAW, answer=answer)}
+
+
+def copy(when: float = 100.0, node: str = "n1", to: str = TO, **more: Any) -> Copy:
+    """What a server took."""
+    return Copy("M-out-1", to, when, node=node, **more)
+
+
+def blob(answer: Answer) -> dict[str, Blob]:
+    """A blob that was left."""
+    return {"M-blob-1": Blob("M-blob-1", 0, answer)}
+
+
+def report(what: Reported, answer: Answer = KEPT) -> list[Report]:
+    """What a server said afterwards."""
+    return [Report("M-out-1", TO, what, answer)]
+
+
+def trouble(kind: str, began: float, ended: float, node: str = "n1") -> list[Trouble]:
+    """A fault that was at work."""
+    return [Trouble(kind, began, ended, node)]
+
+
+def world(*rows: Row, **seen: Any) -> Seen:
+    """What is stored, and what was seen."""
+    return rows, History(**seen)
+
+
+FOREVER, OVER = Mailbox(BOX, 2000.0), Mailbox(BOX, NOW)
+TELLS = {"mailboxes": [Mailbox(BOX, 2000.0, tells=True)], "mail": mail(KEPT)}
+ASKED, SENT = {"sends": {OUT: KEPT}}, {"sends": {OUT: KEPT}, "copies": [copy()]}
+LETTER = "letter-1@relay.example"
+SIGNS = {"keys": [(0.0, ("s1",))]}
+NOT_SIGNED = "M-out-1: was signed by () at 200.000 for a@one.example, and not by the keys that sign"
+UNSIGNED = copy(200.0, selectors=())
+TWO = (account(), account(BOB, 2))
+
+
+def overtaken(
+    made: int = 105, when: float = 110.0, since: int = 100, then: float = 120.0
+) -> tuple[Row, ...]:
+    """Ann's activation, made and taken, and Bob's recovery, made and taken."""
+    return (
+        *TWO, token(1, made), letter(when=when),
+        token(2, since, "password_recovery", 2), letter(RECOVER, BOB, then),
+    )  # fmt: skip
+
+
+BEFORE = f"{ANN}: went before the recovery of {BOB}, which had waited"
+
+CASES: list[tuple[str, Seen, list[Seen]]] = [
+    # Mail that came in
+    (
+        f"{BOX}: 201 was said, and there is no mailbox",
+        world(mailboxes=[FOREVER]),
+        [world(box(), mailboxes=[FOREVER]), world(mailboxes=[OVER])],
+    ),
+    (
+        "M-in-1: 250 was said, and it is not there",
+        world(box(), mail=mail(KEPT)),
+        [
+            world(*ARRIVED, mail=mail(KEPT)),
+            world(box(), mail=mail(DOUBT)),
+            world(mail=mail(KEPT)),  # its mailbox has gone
+        ],
+    ),
+    (
+        "M-in-1: refused, and it is there",
+        world(*ARRIVED, mail=mail(REFUSED)),
+        [world(*ARRIVED, mail=mail(DOUBT)), world(box(), mail=mail(REFUSED))],
+    ),
+    (
+        "M-in-1: handed in once, and there 2 times",
+        world(*ARRIVED, message(number=2), summary(2), mail=mail(KEPT)),
+        [world(*ARRIVED, mail=mail(KEPT))],
+    ),
+    (
+        f"M-in-1: in the mailbox {OTHER}",
+        world(box(), box(OTHER), message(to=OTHER), summary(), mail=mail(KEPT)),
+        [world(box(), box(OTHER), message(), summary(), mail=mail(KEPT))],
+    ),
+    (
+        "M-in-1: stored are other bytes than were sent",
+        world(box(), message(RAW + b"."), summary(), mail=mail(KEPT)),
+        [world(box(), message(b"Received: from c\r\n" + RAW), summary(), mail=mail(KEPT))],
+    ),
+    (
+        "M-in-1: never summarised",
+        world(box(), message(), summary(2), mail=mail(KEPT)),
+        [world(*ARRIVED, mail=mail(KEPT))],
+    ),
+    ("M-in-1: nobody sent it, and it is there", world(*ARRIVED), [world(box())]),
+    # A mailbox's end
+    (
+        f"{BOX}: took mail 0.000000 s after its end",
+        world(box(), message(when=2000.0), summary(), mail=mail(KEPT)),
+        [world(box(), message(when=1999.999), summary(), mail=mail(KEPT))],
+    ),
+    (f"{BOX}: was over, and showed its mail", world(shown_late=[BOX]), [world()]),
+    # Mail that went out
+    (
+        f"{UUID(int=7)}: is in the queue 2 times",
+        world(queued(number=7), queued(number=7)),
+        [world(queued(number=7), queued(number=8))],
+    ),
+    (
+        f"{OUT}: 202 was said, and it is not in the queue",
+        world(**ASKED),
+        [world(queued(), **SENT), world(sends={OUT: DOUBT})],
+    ),
+    (
+        f"{OUT}: refused, and it is in the queue",
+        world(queued(), sends={OUT: REFUSED}, copies=[copy()]),
+        [world(queued(), sends={OUT: DOUBT}, copies=[copy()]), world(sends={OUT: REFUSED})],
+    ),
+    (
+        f"{OUT}: sent once, and queued 2 times",
+        world(queued(), queued(), **SENT),
+        [world(queued(), queued(to=SECURED), **SENT)],
+    ),
+    (
+        f"{OUT}: said to be sent, and nobody got it",
+        world(queued(), **ASKED),
+        [world(queued(), **SENT), world(queued("pending"), sends={OUT: DOUBT})],
+    ),
+    (
+        f"{OUT}: a server took it at 100.000 from n1, nobody refused it after that, and in the end"
+        " it is failed",
+        world(queued("failed"), refusals=[Refusal(TO, 40.0, "n2")], **SENT),
+        [
+            world(queued("failed"), refusals=[Refusal(TO, 140.0, "n2")], **SENT),
+            world(
+                queued("failed"), refusals=[Refusal(TO, 40.0, "n2")],
+                troubles=trouble("kill", 100.5, 110.0), **SENT,
+            ),
+        ],
+    ),
+    (
+        f"{OUT}: accepted, and in the end failed",
+        world(queued("failed"), refusals=[Refusal(SECURED, 40.0, "n2")], **ASKED),
+        [
+            world(queued("failed"), refusals=[Refusal(TO, 40.0, "n2")], **ASKED),
+            world(queued("failed"), sends={OUT: DOUBT}),
+        ],
+    ),
+    (
+        f"{OUT}: accepted, and in the end bounced",
+        world(queued("bounced"), reports=report(Reported.DELAYED), **SENT),
+        [world(queued("bounced"), reports=report(Reported.POLICY), **SENT)],
+    ),
+    (
+        f"{OUT}: accepted, and in the end pending",
+        world(queued("pending"), refusals=[Refusal(TO, 40.0, "n2")], **ASKED),
+        [world(queued("held"), troubles=trouble("kill", 1.0, 2.0), **ASKED)],
+    ),
+    (
+        f"{OUT}: held, and nothing was wrong",
+        world(queued("held"), **ASKED),
+        [world(queued("held"), troubles=trouble("kill", 1.0, 2.0), **ASKED)],
+    ),
+    (
+        f"{OUT}: sent at 100.000 by n1 and again at 105.000 by n2, without excuse",
+        world(queued(), **ASKED, copies=[copy(105.0, "n2"), copy()]),
+        [
+            world(queued(), **ASKED, copies=[copy(105.0, "n2"), copy(told=False)]),
+            world(
+                queued(), **ASKED, copies=[copy(105.0, "n2"), copy()],
+                troubles=trouble("kill", 101.0, 103.0),
+            ),
+        ],
+    ),
+    (
+        f"{ANN} {LETTER}: sent at 100.000 by n1 and again at 105.000 by n1, without excuse",
+        world(copies=[copy(to=ANN, letter=LETTER), copy(105.0, to=ANN, letter=LETTER)]),
+        [
+            world(copies=[copy(to=ANN, letter=LETTER), copy(105.0, to=ANN, letter="another")]),
+            world(copies=[copy(to=ANN, letter=LETTER), copy(105.0, to=BOB, letter=LETTER)]),
+        ],
+    ),
+    # Who submitted it is told
+    *(
+        (
+            "M-out-1: was refused, and its submitter was not told",
+            world(queued(status), submitters={"M-out-1": SUBMITTER}),
+            [
+                world(
+                    queued(status), submitters={"M-out-1": SUBMITTER}, copies=[copy(to=SUBMITTER)]
+                ),
+                world(
+                    queued(status), submitters={"M-out-1": SUBMITTER},
+                    refusals=[Refusal(SUBMITTER, 140.0, "n1")],
+                ),
+                world(queued(status), submitters={"M-out-2": SUBMITTER}),
+                world(queued(), submitters={"M-out-1": SUBMITTER}),
+            ],
+        )
+        for status in ("failed", "bounced")
+    ),
+    # What came back
+    (
+        f"{OUT}: 250 was said to a forged report",
+        world(reports=report(Reported.FORGED)),
+        [world(reports=report(Reported.FORGED, REFUSED))],
+    ),
+    (
+        f"{OUT}: its server's report (delayed) was refused",
+        world(reports=report(Reported.DELAYED, REFUSED)),
+        [world(reports=report(Reported.DELAYED))],
+    ),
+    (
+        f"{OUT}: its server reported that it bounced, and it is sent",
+        world(queued(), reports=report(Reported.POLICY)),
+        [
+            world(queued("bounced"), reports=report(Reported.POLICY)),
+            world(queued("held"), reports=report(Reported.POLICY)),
+            world(
+                queued(), reports=report(Reported.POLICY), refusals=[Refusal(TO, 140.0, "n1")]
+            ),
+            world(queued(), reports=report(Reported.DELAYED)),
+        ],
+    ),
+    (
+        f"{OUT}: a report of it (gone) suppressed nobody",
+        world(queued("bounced"), reports=report(Reported.GONE)),
+        [
+            world(queued("bounced"), suppressed(), reports=report(Reported.GONE)),
+            world(queued("bounced"), reports=report(Reported.POLICY)),
+        ],
+    ),
+    (
+        f"{OUT}: a report of it (complaint) suppressed nobody",
+        world(queued(), reports=report(Reported.COMPLAINT)),
+        [world(queued(), suppressed(), reports=report(Reported.COMPLAINT))],
+    ),
+    (
+        f"{TO}: is suppressed, and nobody said why",
+        world(queued("bounced"), suppressed(), reports=report(Reported.POLICY)),
+        [world(queued("bounced"), suppressed(), reports=report(Reported.GONE))],
+    ),
+    # Signatures, TLS
+    (
+        NOT_SIGNED,
+        world(copies=[UNSIGNED], **SIGNS),
+        [
+            world(copies=[copy(200.0, selectors=("s1",))], **SIGNS),
+            world(copies=[copy(200.0, selectors=None)], **SIGNS),
+            world(copies=[UNSIGNED], keys=[(126.0, ("s1",))]),  # news of it is late
+            world(copies=[UNSIGNED], keys=[(0.0, None)]),
+            world(copies=[UNSIGNED], **SIGNS, troubles=trouble("kill", 20.0, 41.0)),
+        ],
+    ),
+    (NOT_SIGNED, world(copies=[UNSIGNED], keys=[(124.0, ("s1",))]), []),
+    (
+        NOT_SIGNED,
+        world(copies=[UNSIGNED], **SIGNS, troubles=trouble("kill", 20.0, 39.0)),
+        [],
+    ),
+    *(
+        (
+            f"M-out-1/{SECURED}: went to mx2 at 100.000 {how}",
+            world(copies=[copy(to=SECURED, server="mx2", key=key)]),
+            [
+                world(copies=[copy(to=SECURED, server="mx2", key=OWN)]),
+                world(copies=[copy(to=SECURED, server="upstream", key=key)]),
+                world(copies=[copy(to=TO, server="mx1", key=key)]),
+            ],
+        )
+        for key, how in (("", "in clear"), (ANOTHER, "by a key that its domain does not name"))
+    ),
+    # Accounts and their letters
+    (
+        f"{ANN}: 201 was said, and there is no account",
+        world(accounts={ANN: KEPT}),
+        [world(account(), letter(), accounts={ANN: KEPT}), world(accounts={ANN: DOUBT})],
+    ),
+    (
+        f"{ANN}: one token, 2 letters",
+        world(account(), letter(), letter(), accounts={ANN: KEPT}),
+        [
+            world(account(), letter(), letter(to=BOB), accounts={ANN: KEPT}),
+            world(
+                account(), letter(), letter(RECOVER), accounts={ANN: KEPT},
+                recoveries={ANN: [KEPT]},
+            ),
+        ],
+    ),
+    (
+        f"{ANN}: has an account and got no letter",
+        world(account(), accounts={ANN: DOUBT}),
+        [world(account(), letter(), accounts={ANN: DOUBT}), world(accounts={ANN: DOUBT})],
+    ),
+    (
+        f"{ANN}: was told that it is active, and is provisioned",
+        world(account(), activated=[ANN, ANN]),
+        [world(account(status="active"), activated=[ANN]), world(account())],
+    ),
+    (
+        f"{ANN}: 202 was said to 1 recoveries, and it got 0 letters",
+        world(recoveries={ANN: [KEPT, DOUBT]}),
+        [
+            world(letter(RECOVER), recoveries={ANN: [KEPT, DOUBT]}),
+            world(letter(RECOVER), letter(RECOVER), recoveries={ANN: [KEPT, DOUBT]}),
+            world(recoveries={ANN: [DOUBT]}),
+        ],
+    ),
+    (
+        f"{ANN}: 202 was said to 1 recoveries, and it got 2 letters",
+        world(letter(RECOVER), letter(RECOVER), recoveries={ANN: [KEPT, REFUSED]}),
+        [world(letter(RECOVER), letter(RECOVER), recoveries={ANN: [KEPT, KEPT]})],
+    ),
+    (
+        "ra1b2: is good once, and was good 2 times",
+        world(consumed=Counter(ra1b2=2)),
+        [world(consumed=Counter(ra1b2=1))],
+    ),
+    # Whose token goes first
+    (
+        BEFORE,
+        world(*overtaken()),
+        [
+            world(*overtaken(made=101)),  # nine seconds: it had waited, too
+            world(*overtaken(then=113.0)),  # about as soon
+            world(*overtaken(since=107)),  # about as late
+            world(*overtaken(), troubles=trouble("kill", 111.0, 112.0)),
+            world(*overtaken(), troubles=trouble("freeze", -60.0, -50.0)),
+        ],
+    ),
+    (
+        BEFORE,
+        world(*overtaken(), troubles=trouble("peer", 100.0, 120.0) + trouble("clock", 0.0, 200.0)),
+        [],
+    ),
+    # A device's blobs
+    (
+        "M-blob-1: acknowledged, and its device never got it",
+        world(blobs=blob(KEPT)),
+        [world(blobs=blob(KEPT), received={"M-blob-1": [10.0]}), world(blobs=blob(DOUBT))],
+    ),
+    (
+        "M-blob-1: refused, and its device got it",
+        world(blobs=blob(REFUSED), received={"M-blob-1": [10.0]}),
+        [world(blobs=blob(DOUBT), received={"M-blob-1": [10.0]}), world(blobs=blob(REFUSED))],
+    ),
+    (
+        "M-blob-1: delivered after it was acknowledged, without excuse",
+        world(
+            blobs=blob(KEPT), received={"M-blob-1": [10.0, 12.0]}, acknowledged={"M-blob-1": 11.0}
+        ),
+        [
+            world(blobs=blob(KEPT), received={"M-blob-1": [10.0, 12.0]}),
+            world(
+                blobs=blob(KEPT), received={"M-blob-1": [10.0, 11.05]},
+                acknowledged={"M-blob-1": 11.0},
+            ),
+            world(
+                blobs=blob(KEPT), received={"M-blob-1": [10.0, 12.0]},
+                acknowledged={"M-blob-1": 11.0}, troubles=trouble("cut", 11.5, 11.5),
+            ),
+        ],
+    ),
+    # Webhooks
+    (
+        "M-in-1: arrived, and nobody was told",
+        world(*ARRIVED, **TELLS),
+        [
+            world(*ARRIVED, **TELLS, told=["M-in-1"]),
+            world(*ARRIVED, mailboxes=[FOREVER], mail=mail(KEPT)),
+            world(*ARRIVED, mailboxes=[Mailbox(BOX, NOW, tells=True)], mail=mail(KEPT)),
+            world(*ARRIVED, mailboxes=TELLS["mailboxes"], mail=mail(DOUBT)),
+        ],
+    ),
+    # What was found while nothing was wrong
+    (f"{OTHER}: nothing is wrong, and …", world(late=[f"{OTHER}: nothing is wrong, and …"]), []),
+]  # fmt: skip
+
+BUDGET = f"{BOB}: is letter 2, and the budget paid for 1.5 by then"
+VANISHED = "n1: holds a connection with client1, which vanished over 900 s ago"
+
+
+# ---------------------------------------------------------------------------------------- the tests
+
+
+class Judged:
+    """The database that the judge asks."""
+
+    def __init__(self, conn: psycopg.Connection) -> None:
+        self._conn = conn
+
+    def query(self, text: str, params: Any = None) -> list[tuple[Any, ...]]:
+        """Ask, as `simulation.database.Database` does."""
+        return self._conn.execute(text, params).fetchall()
+
+    def put(self, *rows: Row) -> None:
+        """Store rows in place of those that are there."""
+        self._conn.rollback()
+        for table, values in rows:
+            columns, places = ", ".join(values), ", ".join(["%s"] * len(values))
+            self._conn.execute(
+                f"INSERT INTO relay.{table} ({columns}) VALUES ({places})", [*values.values()]
+            )
+
+
+@pytest.fixture(scope="module")
+def database(clusters: Clusters) -> Iterator[Any]:
+    """A database in which nothing happens by itself, and whose `outbound_messages`, a view in life,
+    has the rows that it is given."""
+    cluster = clusters.get(18)
+    name = cluster.new_database(TEMPLATE)
+    with psycopg.connect(cluster.dsn(name)) as conn:
+        conn.execute("SET session_replication_role = replica")  # no triggers, no foreign keys
+        conn.execute("ALTER VIEW relay.outbound_messages RENAME TO in_life")
+        conn.execute("CREATE TABLE relay.outbound_messages (LIKE relay.in_life)")
+        conn.execute("CREATE SCHEMA sim")
+        conn.execute(
+            "CREATE FUNCTION sim.now() RETURNS timestamptz LANGUAGE sql"
+            f" RETURN to_timestamp({EPOCH + NOW})"
+        )
+        conn.commit()
+        yield Judged(conn)
+        conn.rollback()
+    cluster.drop_database(name)
+
+
+@pytest.mark.parametrize(("said", "broken", "kept"), CASES, ids=[case[0] for case in CASES])
+def test_what_is_said_of_what(database: Any, said: str, broken: Seen, kept: list[Seen]) -> None:
+    """The sentence, and no other, of the history in which the promise is broken; and none of its
+    neighbours."""
+    for (rows, history), sentences in [(broken, [said]), *((each, []) for each in kept)]:
+        database.put(*rows)
+        assert judge.violations(database, history, NOW, None) == sentences
+
+
+def test_letters_have_a_budget(database: Any) -> None:
+    """Of those for which it had not paid the first is named; where there is none, nobody is."""
+    database.put(letter(), letter(to=BOB, when=147.0), letter(to=BOB, when=148.0))
+    assert judge.violations(database, History(), NOW, 0.5 / 150.0) == [BUDGET]
+    assert judge.violations(database, History(), NOW, 3.0 / 150.0) == []
+    assert judge.violations(database, History(), NOW, None) == []
+
+
+def test_one_of_a_batch_may_have_waited(database: Any) -> None:
+    """Of several activations that are taken together not all can have gone first by their age."""
+    database.put(*overtaken(made=101), token(3, 101), letter(when=110.0))
+    assert judge.violations(database, History(), NOW, None) == [BEFORE, BEFORE]
+
+
+def test_a_connection_whose_peer_has_vanished() -> None:
+    """It is named after a quarter of an hour, and not when its node has closed it by then."""
+    seen = World(1)
+    network = Network(seen)
+
+    async def live() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(network.run)
+            (listener,) = network.listen("n1", 25)
+            NODE.set("client1")
+            client = await network.open_tcp_stream("n1", 25)
+            await trio.lowlevel.wait_readable(listener)
+            sock, _ = network.accept(listener)
+            await trio.sleep(1.0)
+            assert network.cut(["n1"], silent=True) == 1
+            await trio.sleep(judge.GIVEN_UP_AFTER - 1.0)
+            assert judge.half_open(network, ["n1"], seen.now()) == []
+            await trio.sleep(2.0)
+            assert judge.half_open(network, ["n1"], seen.now()) == [VANISHED]
+            sock.close()
+            await trio.sleep(1.0)
+            assert judge.half_open(network, ["n1"], seen.now()) == []
+            await client.aclose()
+            nursery.cancel_scope.cancel()
+        listener.close()
+
+    trio.run(live, clock=seen.clock)
+
+
+def test_no_sentence_is_without_a_case() -> None:
+    """Of what the module can say, all is said above."""
+    provoked = [*(case[0] for case in CASES), BUDGET, VANISHED]
+    unsaid = []
+    for node in ast.walk(ast.parse(inspect.getsource(judge))):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        words = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
+        pattern = f".+{'.+'.join(map(re.escape, words))}.*"
+        is_one = any(": " in each for each in words)  # `M-in-1: what is broken`
+        if is_one and not any(re.fullmatch(pattern, sentence) for sentence in provoked):
+            unsaid.append(ast.unparse(node))
+    assert unsaid == []
+
+
+LEASED = ("leases", {"name": "ticker", "node": uuid4(), "term": 1, "expires_at": at(561.0)})
+DUE = {"id": uuid4(), "lane": 1, "priority": 1}
+TOKEN = {"account": 1, "token": 1, "action": "activation"}
+SENT_BLOB = {"id": 1, "recipient": bytes(32), "envelope": b"."}
+TOLD = {"kind": "arrived", "subject_id": uuid4(), "signer": uuid4(), "url": "http://a.example"}
+CLOSED = {"address": BOX, "is_active": False, "expires_at": at(879.0)}
+
+LEFT: list[tuple[str, Row, list[Row]]] = [
+    ("outbound", ("outbound_due", {**DUE, "run_at": at(9999.0)}),
+     [("outbound_due", {**DUE, "run_at": "infinity"})]),
+    ("unsummarised", ("unsummarised", {"message_id": uuid4(), "mailbox_id": uuid4(), "size": 1}),
+     []),
+    ("tokens", ("token_queue", {**TOKEN, "ready": True, "expires_at": EPOCH + 1001}),
+     [("token_queue", {**TOKEN, "ready": True, "expires_at": EPOCH + 1000}),
+      ("token_queue", {**TOKEN, "ready": False, "expires_at": EPOCH + 1001})]),
+    ("blobs", ("device_inbox", {**SENT_BLOB, "expires_at": at(1001.0)}),
+     [("device_inbox", {**SENT_BLOB, "expires_at": at(1000.0)})]),
+    ("webhooks", ("webhook_events", TOLD), [("webhook_events", {**TOLD, "given_up_at": at(1.0)})]),
+    ("returns", ("returns", {"raw": b"."}), []),
+    ("mailboxes open after their end", ("mailboxes", {**CLOSED, "is_active": True}),
+     [("mailboxes", CLOSED), ("mailboxes", {"address": BOX, "expires_at": at(880.0)})]),
+    ("ticker missing", ("leases", {**LEASED[1], "expires_at": at(560.0)}), []),
+]  # fmt: skip
+"""What is left, a row of it, and rows of which nothing is left."""
+
+
+@pytest.mark.parametrize(("name", "left", "rest"), LEFT, ids=[case[0] for case in LEFT])
+def test_what_has_not_come_to_rest(database: Any, name: str, left: Row, rest: list[Row]) -> None:
+    """One of it is counted; what has ended is not.  A lease has been renewed since it began."""
+    others = [] if left[0] == "leases" else [LEASED]
+    database.put(left, *others)
+    assert judge.unsettled(database, 500.0, 60.0) == {name: 1}
+    for row in rest:
+        database.put(row, *others)
+        assert judge.unsettled(database, 500.0, 60.0) == {}
