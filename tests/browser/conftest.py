@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import (
@@ -28,6 +29,7 @@ from playwright.sync_api import (
 )
 
 from tests.npm import node_modules
+from tests.relay_process import RelayProcess
 
 HERE = Path(__file__).parent
 ARTEFACTS = Path(__file__).parents[2] / "test-artefacts"
@@ -133,6 +135,29 @@ _RULES = """async () => {
 }"""
 
 Browse = Callable[..., AbstractContextManager[Visit]]
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
+    """A relay for the tests of a file: what all have left would be drawn, and judged, each time."""
+    with RelayProcess(tmp_path_factory.mktemp("relay") / "data") as process:
+        yield process
+        assert process.stop() == 0, f"after all that, no clean stop:\n{process.log_tail()}"
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_mailbox(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Likewise: three rules of accessibility take a second more where 150 inboxes stand."""
+    running: RelayProcess | None = None
+    if "relay" in request.fixturenames:
+        running = request.getfixturevalue("relay")
+    yield
+    if running is not None:
+        with running.http() as api:
+            while found := api.get("/api/v1/mailboxes").raise_for_status().json():
+                for one in found:
+                    gone = api.delete(f"/api/v1/mailboxes/{quote(one['address'], safe='')}")
+                    assert gone.status_code in (204, 404)
 
 
 @pytest.fixture(scope="session")
