@@ -1,10 +1,10 @@
 """A browser for tests: Debian's Chromium, each time as a user who never opened it before.
 
-One browser is started for the tests of a file; each visit is a context of its own in it, with no
-cookie, storage, cache or connection of another's.  Where Debian's headless shell is installed, that
-is the browser: the same engine, script and network without windows, tabs and bars, which nobody
-sees here and which cost more than the page.  What a profile makes a difference to has the whole of
-Chromium, and one of its own.
+One browser is started for the tests of this folder; each visit is a context of its own in it, with
+no cookie, storage, cache or connection of another's.  Where Debian's headless shell is installed,
+that is the browser: the same engine, script and network without windows, tabs and bars, which
+nobody sees here and which cost more than the page.  What a profile makes a difference to has the
+whole of Chromium, and one of its own.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def says(element: Locator, script: str) -> Any:
 
 _RULES = """async () => {
     const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-    const options = { runOnly: tags, iframes: false };
+    // Of what breaks no rule nothing is told.
+    const told = { resultTypes: ["violations"], selectors: false };
+    const options = { runOnly: tags, iframes: false, ...told };
     // What slides in is judged where it ends.
     await Promise.all(document.getAnimations().map((one) => one.finished.catch(() => {})));
     const found = await axe.run(document, options);
@@ -166,14 +168,14 @@ def axe() -> str:
     return (node_modules(HERE) / "axe-core" / "axe.min.js").read_text("utf-8")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def playwright() -> Iterator[Playwright]:
-    """The driver; only while the module's tests run, because its event loop is this thread's."""
+    """The driver; only while this folder's tests run, because its event loop is this thread's."""
     with sync_playwright() as driver:
         yield driver
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium(playwright: Playwright) -> Iterator[Browser]:
     """The program, for all who need no profile."""
     program = shutil.which("chromium-headless-shell") or _program()
