@@ -548,7 +548,7 @@ class _Claimer:
                 instants.append(self._rests_until)
             at = self._now()
             if at is not None:
-                self._due_at = self._book.next_due(self._instant(looked_at))
+                self._due_at = self._next_due(self._instant(looked_at))
                 if self._due_at is not None:
                     instants.append(now + (self._due_at - at).total_seconds())
             opening = self._gates.next_opening(looked_at)
@@ -557,6 +557,18 @@ class _Claimer:
             if self._limited and self._meter.next_at is not None:
                 instants.append(self._meter.next_at)
         return max(min(instants) - now, 0.0)
+
+    def _next_due(self, after: datetime) -> datetime | None:
+        """The earliest known of what is due later.
+
+        What was known before stands: the lane may have been asked for too soon meanwhile, or for
+        something else, and have been taken for empty.
+        """
+        known = self._due_at
+        found = self._book.next_due(after)
+        if known is None or known <= after:
+            return found
+        return known if found is None else min(known, found)
 
     def _now(self) -> datetime | None:
         """The database's clock, as far as it is known."""

@@ -274,14 +274,15 @@ async def test_the_next_due_time_is_a_reason(pool):
     assert late >= timedelta(0)
 
 
-async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool):
+@pytest.mark.parametrize("too_early", [0.3, 60.0], ids=["read in time", "read when it is past"])
+async def test_a_due_time_announced_too_early_is_no_reason_to_forget(pool, too_early):
     """Clocks differ: what is not due yet when it is looked for is claimed when it is."""
     send_at = datetime.now(UTC) + timedelta(seconds=0.6)
     (queued,) = await put(pool, "a@a.example", send_at=send_at)
     async with claiming(pool) as claims:
         claims.box.send_nowait(Credit(8))
         await claims.rest()
-        early = send_at - timedelta(seconds=0.3)
+        early = send_at - timedelta(seconds=too_early)
         claims.box.send_nowait(Due((DueLane(queued.lane, 1, early, queued.domain, queued.owner),)))
         await claims.get(1)
 
