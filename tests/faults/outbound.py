@@ -27,6 +27,8 @@ from tests.outbound.sink import Script, Sink, running_sink, well_behaved
 from tests.relay_process import RelayProcess
 
 LEASE = 2.0  # s; the shortest there is
+PATIENT = {"RELAY_OUTBOUND__LEASE_TIMEOUT": "30"}
+"""Of a relay for which no peer that takes mail is too slow, whatever else the machine does."""
 
 _READY = b"Z\x00\x00\x00\x05I"  # ReadyForQuery outside a transaction: what was asked is committed
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import structlog
 import trio
+import trio.testing
 
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -220,18 +221,22 @@ async def _drip(session: Session, answer: bytes) -> None:
         await trio.sleep(0.2)
 
 
-def misbehaving(how: str, step: str) -> Script:
-    """A script that does something unspeakable at one step of the delivery to `bad.example`."""
+def misbehaving(how: str, step: str, begun: trio.Event) -> Script:
+    """A script that does something unspeakable at one step of the delivery to `bad.example`.
+
+    `begun`: set then.
+    """
 
     async def script(session: Session, verb: str, line: str) -> bytes | None:
         about = line if verb == "RCPT" else " ".join(session.recipients)
         if verb != step or "bad.example" not in about:
             return None
+        begun.set()
         match how:
             case "stall":
                 await trio.sleep_forever()
             case "drip":
-                await _drip(session, b"250 2.0.0 at last, after a very long time\r\n")
+                await _drip(session, b"250 2.0.0 at last," + b" after a very long time" * 20)
             case "garbage":
                 return b"\x16\x03\x01 what?\r\n"
             case "invalid UTF-8":
@@ -252,21 +257,27 @@ def misbehaving(how: str, step: str) -> Script:
     "how",
     ["hang up", "stall", "drip", "garbage", "invalid UTF-8", "endless lines", "endless line"],
 )
-async def test_a_peer_that_misbehaves_defers_its_own_mail_only(pool, how, step):
+async def test_a_peer_that_misbehaves_defers_its_own_mail_only(pool, virtual, how, step):
     """Whatever a peer does at RCPT or after the dot, that mail is deferred and other mail goes.
 
     But for an endless 250 to the dot, which is one: that mail is sent, once.
     """
     taken = step == "dot" and how.startswith("endless")
+    begun = trio.Event()
     async with (
-        running_sink(misbehaving(how, step)) as sink,
-        running_outbound(pool, sink.url, lease_timeout=LEASE, retry_unit=60.0) as outbound,
+        running_sink(misbehaving(how, step, begun)) as sink,
+        running_outbound(pool, sink.url, lease_timeout=30.0, retry_unit=60.0) as outbound,
     ):
         (bad,) = await put(pool, "a@bad.example")
         good = await put(pool, *(f"u{number}@good.example" for number in range(10)))
         outbound.wake()
         for message in good:
             assert (await outbound.becomes(message.id, "sent"))[1] == 1
+        await begun.wait()
+        if how in {"stall", "drip"}:
+            for _ in range(20):  # past half of the lease, a byte a second where it drips
+                await trio.testing.wait_all_tasks_blocked()
+                virtual.jump(1.0)
         status = "sent" if taken else "queued"
         _, _, wait, error = await outbound.becomes(bad.id, status, 1)
     if not taken:

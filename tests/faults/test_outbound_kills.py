@@ -18,6 +18,7 @@ from relay.outbound.queue.enqueue import enqueue
 from tests.eventually import eventually
 from tests.faults.outbound import (
     LEASE,
+    PATIENT,
     Way,
     database_proxy,
     dead,
@@ -49,9 +50,7 @@ async def inherited(pool: Pool, way: Way) -> None:
     sink = way.sink
     await disconnected(pool, "victim")
     await leases_run_out(pool)
-    async with running_outbound(
-        pool, way.upstream, lease_timeout=LEASE, retry_unit=0.1, **way.settings
-    ) as heir:
+    async with running_outbound(pool, way.upstream, retry_unit=0.1, **way.settings) as heir:
         heir.wake()
         await finished(pool, len(ADDRESSES))
     assert set(sink.recipients) == ADDRESSES
@@ -87,7 +86,7 @@ async def test_killed_in_a_conversation(pool, database_url, tmp_path, step, way)
             pool, [Message(Address("a@x.org"), [Address("mark@a.example")], "s", text=text)]
         )
         dsn = f"{database_url} application_name=victim"
-        victim = relay_process(tmp_path / "victim", dsn, out.upstream, **out.env)
+        victim = relay_process(tmp_path / "victim", dsn, out.upstream, **PATIENT, **out.env)
         await dies(victim)
         await inherited(pool, out)
     if step in {"connect", "MAIL", "RCPT", "DATA", "body"}:
@@ -119,6 +118,7 @@ async def test_killed_around_a_statement(pool, database_url, tmp_path, statement
             proxy.dsn("victim"),
             out.upstream,
             RELAY_DATABASE__PREPARE="false",
+            **PATIENT,
             **out.env,
         )
         await dies(victim)

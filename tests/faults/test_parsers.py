@@ -87,6 +87,7 @@ def replaced(relay: RelayProcess) -> list[int]:
     return [process["restarts"] for process in summariser["processes"]]
 
 
+@pytest.mark.timeout(300)
 def test_parsers_that_are_killed_cost_no_summary(tmp_path: Path):
     """Mail comes in meanwhile; each message has its summary once, and the tree counts them."""
     with RelayProcess(tmp_path / "var", env={"RELAY_LOG__LEVEL": "error"}) as relay:

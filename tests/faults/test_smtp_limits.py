@@ -23,7 +23,8 @@ from relay.smtp.limits import SmtpLimits
 
 ALLOWED = 100_000_000
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LIMITS = SmtpLimits(max_connections_per_peer=1000, max_connections=1000)
+# None is idle for so long that it gives its place to a newcomer, however long a thousand take.
+LIMITS = SmtpLimits(max_connections_per_peer=1000, max_connections=1000, idle_patience=300.0)
 
 
 class Server:

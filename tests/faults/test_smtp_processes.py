@@ -73,6 +73,7 @@ class Knocking:
             time.sleep(0.01)
 
 
+@pytest.mark.timeout(300)
 def test_processes_that_are_killed_lose_nothing_that_was_accepted(tmp_path):
     """Mail goes on through the other, the port refuses nobody, and the one comes back."""
     with RelayProcess(tmp_path / "var", env=TWO) as relay:
