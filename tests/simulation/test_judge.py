@@ -158,13 +158,22 @@ TWO = (account(), account(BOB, 2))
 
 
 def overtaken(
-    made: int = 105, when: float = 110.0, since: int = 100, then: float = 120.0
+    made: int = 105, when: float = 110.0, since: int = 106, then: float = 114.0
 ) -> tuple[Row, ...]:
     """Ann's activation, made and taken, and Bob's recovery, made and taken."""
     return (
         *TWO, token(1, made), letter(when=when),
         token(2, since, "password_recovery", 2), letter(RECOVER, BOB, then),
     )  # fmt: skip
+
+
+AGAIN = "M-blob-1: delivered after it was acknowledged, without excuse"
+
+
+def again(when: float) -> dict[str, Any]:
+    """A blob that came, was acknowledged at 11, and came again."""
+    seen = {"received": {"M-blob-1": [10.0, when]}, "acknowledged": {"M-blob-1": 11.0}}
+    return {"blobs": blob(KEPT), **seen}
 
 
 BEFORE = f"{ANN}: went before the recovery of {BOB}, which had waited"
@@ -280,6 +289,11 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         [world(queued("held"), troubles=trouble("kill", 1.0, 2.0), **ASKED)],
     ),
     (
+        f"{OUT}: held, and nothing was wrong",
+        world(queued("held"), reports=report(Reported.POLICY), **ASKED),
+        [],
+    ),
+    (
         f"{OUT}: sent at 100.000 by n1 and again at 105.000 by n2, without excuse",
         world(queued(), **ASKED, copies=[copy(105.0, "n2"), copy()]),
         [
@@ -376,6 +390,11 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         world(copies=[UNSIGNED], **SIGNS, troubles=trouble("kill", 20.0, 39.0)),
         [],
     ),
+    (
+        NOT_SIGNED.replace("M-out-1", LETTER),
+        world(copies=[Copy("", TO, 200.0, letter=LETTER, selectors=())], **SIGNS),
+        [],
+    ),
     *(
         (
             f"M-out-1/{SECURED}: went to mx2 at 100.000 {how}",
@@ -463,22 +482,16 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         [world(blobs=blob(DOUBT), received={"M-blob-1": [10.0]}), world(blobs=blob(REFUSED))],
     ),
     (
-        "M-blob-1: delivered after it was acknowledged, without excuse",
-        world(
-            blobs=blob(KEPT), received={"M-blob-1": [10.0, 12.0]}, acknowledged={"M-blob-1": 11.0}
-        ),
+        AGAIN,
+        world(**again(11.125)),
         [
-            world(blobs=blob(KEPT), received={"M-blob-1": [10.0, 12.0]}),
-            world(
-                blobs=blob(KEPT), received={"M-blob-1": [10.0, 11.05]},
-                acknowledged={"M-blob-1": 11.0},
-            ),
-            world(
-                blobs=blob(KEPT), received={"M-blob-1": [10.0, 12.0]},
-                acknowledged={"M-blob-1": 11.0}, troubles=trouble("cut", 11.5, 11.5),
-            ),
+            world(**again(11.0625)),  # it was on its way
+            world(**again(11.125), troubles=trouble("cut", 10.25, 10.25)),
+            world(**again(11.125), troubles=trouble("cut", 11.125, 12.0)),
+            world(**again(11.125) | {"acknowledged": {}}),
         ],
     ),
+    (AGAIN, world(**again(11.125), troubles=trouble("cut", 9.75, 9.75)), []),
     # Webhooks
     (
         "M-in-1: arrived, and nobody was told",
@@ -553,10 +566,11 @@ def test_what_is_said_of_what(database: Any, said: str, broken: Seen, kept: list
 
 def test_letters_have_a_budget(database: Any) -> None:
     """Of those for which it had not paid the first is named; where there is none, nobody is."""
-    database.put(letter(), letter(to=BOB, when=147.0), letter(to=BOB, when=148.0))
-    assert judge.violations(database, History(), NOW, 0.5 / 150.0) == [BUDGET]
-    assert judge.violations(database, History(), NOW, 3.0 / 150.0) == []
+    database.put(letter(when=46.0), letter(to=BOB, when=47.0), letter(to=BOB, when=48.0))
+    assert judge.violations(database, History(), NOW, 0.01) == [BUDGET]
     assert judge.violations(database, History(), NOW, None) == []
+    database.put(letter(when=46.0), letter(to=BOB, when=97.0))
+    assert judge.violations(database, History(), NOW, 0.01) == []
 
 
 def test_one_of_a_batch_may_have_waited(database: Any) -> None:
