@@ -46,6 +46,12 @@ class Mail:
     asked_at: float = 0.0
     answer: Answer = Answer.DOUBT
     answered_at: float = 0.0
+    for_good: bool = False
+    """Whether it was refused for good (5xx): whoever sent it does not come back with it."""
+
+
+TEXT = "It is on its way."
+"""The text of every message to be sent."""
 
 
 @dataclass
@@ -66,6 +72,8 @@ class Copy:
     """Who took it."""
     key: str = ""
     """The key of the certificate that the server showed; empty: it came in clear."""
+    whole: bool = True
+    """Whether it has the text that was written."""
     selectors: tuple[str, ...] | None = None
     """Of its signatures; None: it needs none.  In place of one that is wrong, what is wrong."""
 

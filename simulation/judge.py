@@ -143,10 +143,13 @@ def _mail(database: Database, history: History, now: float) -> list[str]:
         for box in history.mailboxes
         if box.expires_at > now and box.address not in there
     ]
+    ends = {box.address: box.expires_at for box in history.mailboxes}
     for mail in history.mail.values():
         copies = stored.pop(mail.marker, [])
         if mail.answer is Answer.KEPT and not copies and mail.address in there:
             found.append(f"{mail.marker}: 250 was said, and it is not there")
+        if mail.for_good and ends.get(mail.address, 0.0) > mail.answered_at:
+            found.append(f"{mail.marker}: refused for good, and its mailbox takes mail")
         if mail.answer is Answer.REFUSED and copies:
             found.append(f"{mail.marker}: refused, and it is there")
         if len(copies) > 1:
@@ -188,6 +191,19 @@ def _outbound(database: Database, history: History) -> list[str]:
     for subject, recipient, status, _ in rows:
         states[f"{subject}/{recipient}"].append(status)
     found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
+    # What was lost too often is set aside for somebody to look at: leases, not deliveries.
+    lost = {
+        f"{subject}/{recipient}"
+        for subject, recipient in database.query(
+            """
+            SELECT o.subject, o.recipient
+            FROM relay.outbound_messages o
+            JOIN relay.outbound_tries t ON t.message_id = o.id
+            WHERE o.status = 'held'
+              AND t.outcome = 'lost'
+            """
+        )
+    }
     copies: dict[str, list[Copy]] = defaultdict(list)
     for copy in history.copies:
         what = f"{copy.marker}/{copy.recipient}"
@@ -214,10 +230,13 @@ def _outbound(database: Database, history: History) -> list[str]:
                     f"{marker}: a server took it at {took.at:.3f} from {took.node}, nobody refused"
                     f" it after that, and in the end it is {status[0]}"
                 )
-        elif answer is Answer.KEPT and status and status[0] not in {"sent", "held"}:
+        elif status == ["held"]:
+            if marker not in lost:
+                found.append(f"{marker}: held, and nobody had vanished with it")
+        elif answer is Answer.KEPT and status and status[0] != "sent":
             found.append(f"{marker}: accepted, and in the end {status[0]}")
-        if status == ["held"] and not history.troubles:
-            found.append(f"{marker}: held, and nothing was wrong")
+        if not all(copy.whole for copy in seen):
+            found.append(f"{marker}: a server got another text than was written")
     for what, seen in copies.items():
         for one, two in pairwise(sorted(seen, key=lambda copy: copy.at)):
             if not history.excused(one, two):

@@ -3,7 +3,6 @@
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -19,11 +18,7 @@ SIGNS = re.compile(
     "[\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd\U00013430-\U0001343f]"
 )
 """Format characters that are seen, or that arrange the signs of a script."""
-
-
-def every() -> Iterator[str]:
-    """All that Unicode has room for."""
-    return map(chr, range(sys.maxunicode + 1))
+EVERY = [chr(code) for code in range(sys.maxunicode + 1)]
 
 
 def test_controls_and_format_characters_are_in_the_table():
@@ -31,7 +26,7 @@ def test_controls_and_format_characters_are_in_the_table():
     unseen = re.compile(f"[{UNSEEN}]")
     missing = {
         character
-        for character in every()
+        for character in EVERY
         if unicodedata.category(character) in {"Cc", "Cf"} and not unseen.match(character)
     }
     assert {character for character in missing if not SIGNS.match(character)} == set(JOINERS)
@@ -41,8 +36,8 @@ def test_what_turns_a_text_is_what_unicode_says_turns_one():
     """The marks, embeddings, overrides and isolates of UAX #9, and nothing else."""
     kinds = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
     marks = {"\u061c", "\u200e", "\u200f"}
-    turns = {character for character in every() if unicodedata.bidirectional(character) in kinds}
-    assert set(re.findall(f"[{TURNS}]", "".join(every()))) == turns | marks
+    turns = {character for character in EVERY if unicodedata.bidirectional(character) in kinds}
+    assert set(re.findall(f"[{TURNS}]", "".join(EVERY))) == turns | marks
 
 
 @pytest.mark.parametrize(

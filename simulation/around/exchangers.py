@@ -11,7 +11,7 @@ import trio
 
 from simulation.around import Around
 from simulation.around.talk import BROKEN, Talk
-from simulation.history import Copy, Refusal
+from simulation.history import TEXT, Copy, Refusal
 from simulation.keys import ANOTHER, OWN, serving
 from simulation.places import SERVERS, SMTP, UPSTREAM
 from simulation.world import NODE
@@ -172,6 +172,7 @@ class _Conversation:
             marker, recipient, around.world.now(), told=False, node=self._peer,
             letter=letter.group(1).decode() if letter else "", server=self._host, key=self._key,
         )  # fmt: skip
+        copy.whole = not marker.startswith("M-out") or TEXT.encode() in raw.splitlines()
         refusal = None
         if around.peers_fail > 0 and self._rng.random() < 0.03:
             around.world.tell("upstream.misbehaves", step="dot", how="lose")

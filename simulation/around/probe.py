@@ -9,7 +9,7 @@ import trio
 from simulation.around import Around
 from simulation.around.senders import hand_in
 from simulation.around.talk import ask, call, virtual
-from simulation.history import Answer, Mail, Mailbox
+from simulation.history import TEXT, Answer, Mail, Mailbox
 from simulation.node import goes_direct
 from simulation.places import DOMAIN, HOOKS
 from simulation.world import NODE
@@ -38,7 +38,7 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
         # To a domain whose mail must be secured, where that is asked for.
         to = "probe@two.example" if goes_direct(around.world) else "probe@one.example"
         body = {"from": f"shop@{DOMAIN}", "to": [to], "subject": marker}
-        answer = await ask(around, host, "/api/v1/messages/send", body | {"text": "Soon."}, 202)
+        answer = await ask(around, host, "/api/v1/messages/send", body | {"text": TEXT}, 202)
         history.sends[f"{marker}/{to}"] = answer
         await _soon(around, marker, answer, lambda: {copy.marker for copy in history.copies})
 

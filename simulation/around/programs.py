@@ -9,7 +9,7 @@ import trio
 
 from simulation.around import Around
 from simulation.around.talk import BROKEN, PATIENCE, HttpFailed, Talk, ask, call
-from simulation.history import Answer
+from simulation.history import TEXT, Answer
 from simulation.places import ADMIN_TOKEN, DOMAIN, LOOPBACK, SUBMISSION, SUBMITS_FROM
 from simulation.world import NODE
 
@@ -46,7 +46,7 @@ async def program(around: Around, name: str, mean: float) -> None:
             "from": f"shop@{DOMAIN}",
             "to": to,
             "subject": marker,
-            "text": "It is on its way.",
+            "text": TEXT,
             "priority": rng.choice(("high", "normal", "bulk")),
         }
         answer = await ask(around, host, "/api/v1/messages/send", body, 202, marker)
@@ -78,7 +78,7 @@ async def _submit(
     commands = [b"EHLO program.example", b"AUTH PLAIN " + login]
     commands.append(b"MAIL FROM:<%s>" % sender.encode())
     commands += [b"RCPT TO:<%s>" % recipient.encode() for recipient in to]
-    raw = f"From: <{sender}>\r\nSubject: {marker}\r\n\r\nIt is on its way.\r\n".encode()
+    raw = f"From: <{sender}>\r\nSubject: {marker}\r\n\r\n{TEXT}\r\n".encode()
     dot = False
     try:
         with trio.fail_after(PATIENCE):

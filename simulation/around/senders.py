@@ -45,6 +45,7 @@ async def _send_in(around: Around, rng: Any, mail: Mail, host: str = "") -> None
     mail.asked_at = around.world.now()
     around.history.mail[mail.marker] = mail
     mail.answer, said = await hand_in(around, rng, mail, host)
+    mail.for_good = said.rpartition(" ")[2].startswith("5")
     mail.answered_at = around.world.now()
     around.world.tell("mail.answered", marker=mail.marker, answer=mail.answer, said=said)
 

@@ -1,10 +1,10 @@
 """A browser for tests: Debian's Chromium, each time as a user who never opened it before.
 
-One browser is started for the tests of this folder; each visit is a context of its own in it, with
-no cookie, storage, cache or connection of another's.  Where Debian's headless shell is installed,
-that is the browser: the same engine, script and network without windows, tabs and bars, which
-nobody sees here and which cost more than the page.  What a profile makes a difference to has the
-whole of Chromium, and one of its own.
+One browser is started for the tests of a file; each visit is a context of its own in it, with no
+cookie, storage, cache or connection of another's.  Where Debian's headless shell is installed, that
+is the browser: the same engine, script and network without windows, tabs and bars, which nobody
+sees here and which cost more than the page.  What a profile makes a difference to has the whole of
+Chromium, and one of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import (
@@ -29,7 +28,6 @@ from playwright.sync_api import (
 )
 
 from tests.npm import node_modules
-from tests.relay_process import RelayProcess
 
 HERE = Path(__file__).parent
 ARTEFACTS = Path(__file__).parents[2] / "test-artefacts"
@@ -127,9 +125,7 @@ def says(element: Locator, script: str) -> Any:
 
 _RULES = """async () => {
     const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
-    // Of what breaks no rule nothing is told.
-    const told = { resultTypes: ["violations"], selectors: false };
-    const options = { runOnly: tags, iframes: false, ...told };
+    const options = { runOnly: tags, iframes: false };
     // What slides in is judged where it ends.
     await Promise.all(document.getAnimations().map((one) => one.finished.catch(() => {})));
     const found = await axe.run(document, options);
@@ -139,43 +135,20 @@ _RULES = """async () => {
 Browse = Callable[..., AbstractContextManager[Visit]]
 
 
-@pytest.fixture(scope="module")
-def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayProcess]:
-    """A relay for the tests of a file: what all have left would be drawn, and judged, each time."""
-    with RelayProcess(tmp_path_factory.mktemp("relay") / "data") as process:
-        yield process
-        assert process.stop() == 0, f"after all that, no clean stop:\n{process.log_tail()}"
-
-
-@pytest.fixture(autouse=True)
-def _leave_no_mailbox(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Likewise: three rules of accessibility take a second more where 150 inboxes stand."""
-    running: RelayProcess | None = None
-    if "relay" in request.fixturenames:
-        running = request.getfixturevalue("relay")
-    yield
-    if running is not None:
-        with running.http() as api:
-            while found := api.get("/api/v1/mailboxes").raise_for_status().json():
-                for one in found:
-                    gone = api.delete(f"/api/v1/mailboxes/{quote(one['address'], safe='')}")
-                    assert gone.status_code in (204, 404)
-
-
 @pytest.fixture(scope="session")
 def axe() -> str:
     """The rules of accessibility, as a script."""
     return (node_modules(HERE) / "axe-core" / "axe.min.js").read_text("utf-8")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
-    """The driver; only while this folder's tests run, because its event loop is this thread's."""
+    """The driver; only while the module's tests run, because its event loop is this thread's."""
     with sync_playwright() as driver:
         yield driver
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium(playwright: Playwright) -> Iterator[Browser]:
     """The program, for all who need no profile."""
     program = shutil.which("chromium-headless-shell") or _program()

@@ -93,6 +93,12 @@ def queued(
     return "outbound_messages", {"id": id_, **values}
 
 
+def tried(number: int, outcome: str) -> Row:
+    """An attempt to deliver a message."""
+    values = {"at": at(100.0), "attempt": 1, "outcome": outcome}
+    return "outbound_tries", {"message_id": UUID(int=number), **values}
+
+
 def letter(subject: str = ACTIVATE, to: str = ANN, when: float = 100.0) -> Row:
     """A letter to who has an account, and when its token was taken."""
     return queued("sent", subject, to, when)
@@ -117,9 +123,10 @@ def suppressed(address: str = TO) -> Row:
 # --------------------------------------------------------------------------------- what may be seen
 
 
-def mail(answer: Answer) -> dict[str, Mail]:
+def mail(answer: Answer, *, for_good: bool = False) -> dict[str, Mail]:
     """A message that was handed in."""
-    return {"M-in-1": Mail("M-in-1", BOX, RAW, answer=answer)}
+    said = Mail("M-in-1", BOX, RAW, answer=answer, answered_at=NOW, for_good=for_good)
+    return {"M-in-1": said}
 
 
 def copy(when: float = 100.0, node: str = "n1", to: str = TO, **more: Any) -> Copy:
@@ -198,6 +205,14 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         "M-in-1: refused, and it is there",
         world(*ARRIVED, mail=mail(REFUSED)),
         [world(*ARRIVED, mail=mail(DOUBT)), world(box(), mail=mail(REFUSED))],
+    ),
+    (
+        "M-in-1: refused for good, and its mailbox takes mail",
+        world(box(), mailboxes=[FOREVER], mail=mail(REFUSED, for_good=True)),
+        [
+            world(box(), mailboxes=[FOREVER], mail=mail(REFUSED)),
+            world(box(), mailboxes=[OVER], mail=mail(REFUSED, for_good=True)),
+        ],
     ),
     (
         "M-in-1: handed in once, and there 2 times",
@@ -281,12 +296,17 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
     (
         f"{OUT}: accepted, and in the end pending",
         world(queued("pending"), refusals=[Refusal(TO, 40.0, "n2")], **ASKED),
-        [world(queued("held"), troubles=trouble("kill", 1.0, 2.0), **ASKED)],
+        [world(queued("pending"), sends={OUT: DOUBT})],
     ),
     (
-        f"{OUT}: held, and nothing was wrong",
-        world(queued("held"), **ASKED),
-        [world(queued("held"), troubles=trouble("kill", 1.0, 2.0), **ASKED)],
+        f"{OUT}: held, and nobody had vanished with it",
+        world(queued("held", number=7), tried(7, "queued"), tried(8, "lost"), **ASKED),
+        [world(queued("held", number=7), tried(7, "lost"), **ASKED)],
+    ),
+    (
+        f"{OUT}: a server got another text than was written",
+        world(queued(), **ASKED, copies=[copy(whole=False)]),
+        [world(queued(), **ASKED, copies=[copy()])],
     ),
     (
         f"{OUT}: held, and nothing was wrong",

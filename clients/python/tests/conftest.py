@@ -50,9 +50,8 @@ def inner(
     monkeypatch.setenv("RELAY_URL", relay.url)
     monkeypatch.setenv("RELAY_TOKEN", str(relay.token))
     monkeypatch.setenv("PYTHONPATH", str(Path(relay_client.__file__).parents[1]))
-    # Where the relay's own tests are installed, these would be most of what a run loads: the next
-    # two bring Hypothesis along, and the last one asyncio and Trio, whoever needs them.
-    left_out = ("schemathesis", "hypothesispytest", "trio", "anyio")
-    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in left_out))
+    # Where the relay's own tests are installed, these would be most of what a run loads: the last
+    # two bring Hypothesis along.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:schemathesis -p no:hypothesispytest -p no:trio")
     pytester.makeini("[pytest]")
     return pytester

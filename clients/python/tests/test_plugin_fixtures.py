@@ -111,7 +111,7 @@ async def test_marked(async_inbox, inbox):
     await async_inbox.close()
 """
     )
-    result = run_pytest(inner, "-W", "error", "-p", "anyio.pytest_plugin")
+    result = run_pytest(inner, "-W", "error")
     result.assert_outcomes(passed=10, failed=4)
     result.stdout.fnmatch_lines(
         ["*WaitTimeout: waited 0 s for *Reset*", "*Mail to *@relay.localhost*", "one"]

@@ -90,7 +90,6 @@ class World:
         self.gatekeeper.begun = self.begun
         self._waiting: dict[int, list[tuple[float, int, Mail]]] = {}  # by lane, first due first
         self._looks_at = float("inf")
-        self._forgets_at = 0.0
         self.most = Counter[str]()
 
     def _bound(self, key: Any, now: float) -> int:
@@ -133,9 +132,7 @@ class World:
             for place, job in self.dispatch.start(self.now):
                 self._begin(place, job)
             self._have_begun()
-            if self.now >= self._forgets_at:  # a sender does so no more often
-                self._forgets_at = self.now + TICK
-                self.gates.forget(self.now)
+            self.gates.forget(self.now)
             for line in [key for key, one in self.dispatch.lines.items() if not one.workers]:
                 self.dispatch.forget(line)
             self._look("gates", len(self.gates))
