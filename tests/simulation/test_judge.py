@@ -271,7 +271,11 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
     (
         f"{OUT}: a server took it at 100.000 from n1, nobody refused it after that, and in the end"
         " it is failed",
-        world(queued("failed"), refusals=[Refusal(TO, 40.0, "n2")], **SENT),
+        world(
+            queued("failed"),
+            refusals=[Refusal(TO, 40.0, "n2"), Refusal(SECURED, 140.0, "n2")],
+            **SENT,
+        ),
         [
             world(queued("failed"), refusals=[Refusal(TO, 140.0, "n2")], **SENT),
             world(
@@ -292,6 +296,16 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         f"{OUT}: accepted, and in the end bounced",
         world(queued("bounced"), reports=report(Reported.DELAYED), **SENT),
         [world(queued("bounced"), reports=report(Reported.POLICY), **SENT)],
+    ),
+    (
+        f"{OUT}: accepted, and in the end bounced",  # and what was reported is of another
+        world(
+            queued("bounced"),
+            reports=[Report("M-out-1", SECURED, Reported.POLICY, KEPT)],
+            refusals=[Refusal(SECURED, 140.0, "n1")],
+            **SENT,
+        ),
+        [],
     ),
     (
         f"{OUT}: accepted, and in the end pending",
@@ -400,11 +414,13 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
             world(copies=[copy(200.0, selectors=("s1",))], **SIGNS),
             world(copies=[copy(200.0, selectors=None)], **SIGNS),
             world(copies=[UNSIGNED], keys=[(126.0, ("s1",))]),  # news of it is late
+            world(copies=[UNSIGNED], keys=[(0.0, ("s1",)), (274.0, ())]),
             world(copies=[UNSIGNED], keys=[(0.0, None)]),
             world(copies=[UNSIGNED], **SIGNS, troubles=trouble("kill", 20.0, 41.0)),
         ],
     ),
     (NOT_SIGNED, world(copies=[UNSIGNED], keys=[(124.0, ("s1",))]), []),
+    (NOT_SIGNED, world(copies=[UNSIGNED], keys=[(0.0, ("s1",)), (276.0, ())]), []),
     (
         NOT_SIGNED,
         world(copies=[UNSIGNED], **SIGNS, troubles=trouble("kill", 20.0, 39.0)),
