@@ -322,7 +322,7 @@ class _Writer:
                 known: list[Held[Accept]] = []
                 unknown: list[Held[Accept]] = []
                 for one in batch:
-                    (known if any(id_ in stored for id_ in _ids([one])) else unknown).append(one)
+                    (known if _is_there(one.message, stored) else unknown).append(one)
                 _settle_failed(unknown, "the connection to the database was lost")
                 batch = known
         if stored is None:
@@ -513,6 +513,18 @@ def _rows(batch: Sequence[Held[Accept]]) -> tuple[list[Row], list[Origin | None]
         rows.append(Row(identity, address, message.reverse_path, message.raw))
         origins.append(message.origin)
     return rows, origins if any(origins) else []
+
+
+def _is_there(message: Accept, stored: Collection[UUID]) -> bool:
+    """Whether a message was stored, of which that is there.
+
+    One statement stores of it what it ever will; but mailboxes of capture that are over are made
+    anew by another, and who was accepted for one must not go without.
+    """
+    captured = [id_ for id_, address in message.recipients if address in message.captured]
+    if captured:
+        return all(id_ in stored for id_ in captured)
+    return any(id_ in stored for id_, _ in message.recipients)
 
 
 def _captured(message: Accept) -> bool:

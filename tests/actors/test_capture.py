@@ -316,6 +316,25 @@ async def test_mailboxes_that_end_at_once_cost_nobody_his_mail(pool):
         )
 
 
+async def test_who_could_be_given_no_mailbox_is_not_said_to_have_the_mail(pool):
+    """Where one recipient's mailbox is over again and again, the sender tries again for all."""
+    await pool.execute(
+        "INSERT INTO relay.mailboxes (address, expires_at)"
+        " VALUES ('over@shop.example', now() - interval '1 second')"
+    )
+    await pool.execute(
+        "CREATE FUNCTION relay.stays() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+    )
+    await pool.execute(
+        "CREATE TRIGGER stays BEFORE UPDATE OF address ON relay.mailboxes"
+        " FOR EACH ROW EXECUTE FUNCTION relay.stays()"
+    )
+    async with serving(pool, capture=CAPTURE) as service, service.client() as client:
+        names = ("one@shop.example", "over@shop.example")
+        assert (await client.deliver(b"x\r\n", *names))[:3] == "451"
+        assert (await client.deliver(b"x\r\n", names[0]))[:3] == "250"
+
+
 async def test_an_address_that_was_set_aside_is_nobodys(pool):
     """Or mail to it would keep its old address from being captured anew."""
     async with serving(pool, capture=CAPTURE) as service, service.client() as client:
