@@ -323,7 +323,7 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         [world(queued(), **ASKED, copies=[copy()])],
     ),
     (
-        f"{OUT}: held, and nothing was wrong",
+        f"{OUT}: held, and nobody had vanished with it",
         world(queued("held"), reports=report(Reported.POLICY), **ASKED),
         [],
     ),
