@@ -287,8 +287,7 @@ async def test_keeps_connections(pool):
         sent = "SELECT count(*) FROM relay.outbound_log WHERE status = 'sent'"
         await eventually(lambda: pool.fetch_value(sent), "all are sent", until=lambda n: n == 300)
     assert sorted(sink.recipients) == sorted(wanted)
-    # One each of four at once, and of as many that a busy machine had stall: these stand aside.
-    assert len(sink.sessions) <= 8
+    assert len(sink.sessions) <= 4
 
 
 @pytest.mark.parametrize(
