@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from relay.chance import new_rng
+from relay.db import lookout
 from relay.db.embedded import Embedded
 from relay.db.migrate import migrate
 from relay.db.pool import Pool
@@ -35,16 +36,6 @@ log = get_logger()
 
 LOOK_EVERY = 15.0
 """Seconds between looks at an external server."""
-
-LOOK_AROUND_EVERY = 5.0
-"""Seconds between looks at the other hosts that its URL names: as long as a primary that was left
-behind, alive, may keep the mail that it cannot commit."""
-
-LOOK_CLOSELY_EVERY = 1.0
-"""Seconds between looks at the server in use where there is another to go to."""
-
-LOOK_TIMEOUT = 2.0
-"""Seconds for the answer, where there is another server to go to."""
 
 
 async def run(
@@ -97,26 +88,25 @@ async def _external(
 
 async def _watch(ctx: Context, pool: Pool, look_every: float) -> None:
     lost_at: float | None = None
-    around_every = min(look_every, LOOK_AROUND_EVERY)
-    around_at = trio.current_time() + around_every
-    async for _ in ctx.every(
-        min(look_every, LOOK_CLOSELY_EVERY) if pool.several_hosts else look_every
-    ):
-        ctx.beat()
-        try:
-            if pool.several_hosts:
-                await pool.look(LOOK_TIMEOUT)
+    around_every = min(look_every, lookout.LOOK_AROUND_EVERY)
+    servers = lookout.Lookout(pool.dsn, pool.hosts, around_every=around_every)
+    closely = min(look_every, lookout.LOOK_CLOSELY_EVERY)
+    try:
+        async for _ in ctx.every(closely if servers.several_hosts else look_every):
+            ctx.beat()
+            try:
+                if servers.several_hosts:
+                    await servers.turn()
+                else:
+                    await pool.fetch("SELECT", timeout=5.0)
+            except DatabaseUnavailable as error:
+                if lost_at is None:
+                    lost_at = trio.current_time()
+                    log.warning("postgres.lost", error=str(error))
             else:
-                await pool.fetch("SELECT", timeout=5.0)
-        except DatabaseUnavailable as error:
-            if lost_at is None:
-                lost_at = trio.current_time()
-                log.warning("postgres.lost", error=str(error))
-        else:
-            if lost_at is not None:
-                seconds = round(trio.current_time() - lost_at, 1)
-                log.info("postgres.back", after_seconds=seconds)
-                lost_at = None
-        if pool.several_hosts and trio.current_time() >= around_at:
-            await pool.look_around(LOOK_TIMEOUT)
-            around_at = trio.current_time() + around_every
+                if lost_at is not None:
+                    seconds = round(trio.current_time() - lost_at, 1)
+                    log.info("postgres.back", after_seconds=seconds)
+                    lost_at = None
+    finally:
+        servers.close()

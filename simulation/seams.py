@@ -113,13 +113,14 @@ def sweep_rarely(world: World, seconds: float) -> None:
         function = attrgetter(path)(import_module(module))
         for argument, times in rarer.items():
             function.__kwdefaults__[argument] *= times
-    from actors import postgres, sender
+    from actors import sender
+    from relay.db import lookout
     from relay.history import History
     from relay.outbound.shaping import keeper
     from relay.outbound.signing import signer
 
-    postgres.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
-    postgres.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
+    lookout.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
+    lookout.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
     sender.LONG_REST *= _RESTS
     signer.LOOK_EVERY *= _LOOKS
     keeper.LOOK_EVERY *= _LOOKS

@@ -44,15 +44,18 @@ def collect(config: Path | None, data_dir: Path, follow: bool, adaptive: bool) -
     Ends with 0 when all is written (without --follow), on SIGTERM, and when the reader goes away.
     The log goes to stderr.
     """
+    from relay.datadir import DataDir
     from relay.settings import load
 
     settings = load(config=config)
     signing_key = _signing_key(data_dir, settings.secret_key)
     received: list[int] = []
+    # An external database's timeline, which the relay on this directory has met and keeps.
+    known = DataDir(data_dir).timeline_file if settings.database.url else None
 
     async def work(dsn: str) -> None:
         await _collect(
-            settings.database.direct_url or dsn, signing_key, config, received,
+            settings.database.direct_url or dsn, known, signing_key, config, received,
             follow=follow, adaptive=adaptive,
         )  # fmt: skip
 
@@ -103,6 +106,7 @@ def _signing_key(data_dir: Path, configured: str) -> Callable[[], bytes]:
 
 async def _collect(
     dsn: str,
+    known: Path | None,
     signing_key: Callable[[], bytes],
     config: Path | None,
     received: list[int],
@@ -114,6 +118,7 @@ async def _collect(
     import trio
 
     from relay import log
+    from relay.db.hosts import Hosts
     from relay.db.migrate import check
     from relay.lifecycle.batching import Adaptive, Fixed
     from relay.lifecycle.budget import Budget
@@ -137,6 +142,7 @@ async def _collect(
         signing_key,
         timeout=chosen.batch_timeout,
         budget=budget,
+        hosts=Hosts(known, keep=False),
     )
 
     async def obey_signals(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -58,10 +58,12 @@ class OpenConnection(Protocol):
 class Hosts:
     """The servers of one database, as this process has met them.  No I/O but the small `file`."""
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, *, keep: bool = True) -> None:
+        """`file` is read; what is met is written there if we `keep` it."""
         self.silent: set[Host] = set()
         """The hosts that did not answer in time, and have not answered since."""
         self._file = file
+        self._keeps = keep
         self._best: Host | None = None
         self._connections: WeakSet[OpenConnection] = WeakSet()
         self._refused: set[Host] = set()
@@ -153,7 +155,7 @@ class Hosts:
                 other.abandon()
 
     def _keep(self) -> None:
-        if self._file is None:
+        if self._file is None or not self._keeps:
             return
         known = {"system": self._system, "timeline": self._timeline}
         try:

@@ -52,7 +52,6 @@ from relay.db.connection import (
     NoAnswer,
     Statement,
     connect,
-    names_several,
 )
 from relay.db.doubt import BARRIER, NotReplicated
 from relay.db.hosts import Host, Hosts
@@ -115,8 +114,7 @@ class Pool:
         hosts: Hosts | None = None,
     ) -> None:
         try:
-            self.several_hosts = names_several(conninfo_to_dict(dsn))
-            """Whether there is another host to go to when one fails."""
+            conninfo_to_dict(dsn)
         except psycopg.ProgrammingError as error:
             raise ConfigError(f"the database URL cannot be read: {error}".rstrip()) from error
         self.dsn = dsn
@@ -134,7 +132,6 @@ class Pool:
         self._opened = 0
         self._discarded = 0
         self._closed = False
-        self._lookout: Connection | None = None
 
     @asynccontextmanager
     async def connection(
@@ -243,51 +240,8 @@ class Pool:
 
     async def hang_up(self) -> None:
         """Close what is idle now; the pool goes on with fresh connections when asked."""
-        if self._lookout is not None:
-            await self._lookout.close()
         while self._idle:
             await self._idle.pop().close()
-
-    async def look(self, timeout: float) -> None:
-        """See that the server answers within `timeout` seconds, on a connection of its own.
-
-        If it does not, and another host of the DSN takes writes on a later timeline, the calls
-        that wait for the silent one fail now, not at their time-outs.  `DatabaseUnavailable`
-        when nobody answers.  One task at a time.
-        """
-        conn = self._lookout
-        if conn is not None and not conn.closed:
-            try:
-                with trio.move_on_after(timeout):
-                    await conn.execute("SELECT", prepare=False)
-                    return
-                self.hosts.fell_silent(conn.host)
-            except psycopg.Error as error:
-                log.debug("db.idle_connection_lost", error=str(error))
-            conn.abandon()
-        self._lookout = await self._open(trio.current_time() + timeout)
-        self._lookout.cleanup_timeout = 0.0  # it holds nothing that a cancelled query could lose
-
-    async def look_around(self, timeout: float) -> None:
-        """Ask the other hosts of the DSN whether one takes writes on a later timeline.
-
-        Then it was promoted while this relay was well served by the old primary, and every
-        connection there is closed.  Waits `timeout` seconds at most; never fails.
-        """
-        if self._lookout is None:
-            return
-        with trio.move_on_after(timeout):
-            try:
-                other = await connect(
-                    self.dsn,
-                    connect_timeout=timeout,
-                    application_name=self._application_name,
-                    hosts=self.hosts,
-                    but=self._lookout.host,
-                )
-            except psycopg.Error:
-                return  # a standby, as a rule
-            other.abandon()
 
     async def _call(
         self,

@@ -11,7 +11,9 @@ Promises
   accepted whole, are done with at once.
 - When the reader goes away in the middle, the lines that it took whole are done with.
 - It shares the queue with any number of collectors, of running relays too.
-- Outages of the database are waited out, and what was queued meanwhile goes out at once.
+- Outages of the database are waited out, and what was queued meanwhile goes out at once.  With
+  `follow` it looks at the servers as a relay does (`relay.db.lookout`), and goes over to one that
+  was promoted.
 
 Crash safety: what a kill leaves
 
@@ -49,6 +51,7 @@ from relay.db.connection import Connection, connect
 from relay.db.doubt import BARRIER
 from relay.db.hosts import Hosts
 from relay.db.listen import Reconnected, notifications
+from relay.db.lookout import LOOK_AROUND_EVERY, LOOK_CLOSELY_EVERY, Lookout
 from relay.errors import DatabaseUnavailable
 from relay.lifecycle import budget_store, token_queue
 from relay.lifecycle.batching import Batching, Reason
@@ -104,7 +107,8 @@ class Collect:
 
     `signing_key` returns the key of now; `timeout` is the batch timeout, `hold` how long a
     transaction stays open on a reader that makes no room, and `quick` in what time a reader that
-    keeps up takes what it is given (seconds); `sweep_every`: seconds, a quarter more or less.
+    keeps up takes what it is given (seconds); `sweep_every`: seconds, a quarter more or less;
+    `hosts`: what is known of the servers; `look_every`: seconds between looks at the other ones.
     """
 
     def __init__(
@@ -120,9 +124,12 @@ class Collect:
         quick: float = _QUICK,
         sweep_every: float = SWEEP_EVERY,
         rng: random.Random | None = None,
+        hosts: Hosts | None = None,
+        look_every: float = LOOK_AROUND_EVERY,
     ) -> None:
         self._dsn = dsn
-        self._hosts = Hosts()
+        self._hosts = hosts or Hosts()
+        self._look_every = look_every
         self._pipe = pipe
         self._batching = batching
         self._pacing = Pacing(batching, sweep_every, rng or new_rng())
@@ -172,6 +179,7 @@ class Collect:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen)
                 nursery.start_soon(self._watch_reader)
+                nursery.start_soon(self._watch_servers)
                 while not self._stopping:
                     if await self._worked():
                         await self._sleep(self._pacing.next_at() - trio.current_time())
@@ -208,6 +216,16 @@ class Collect:
     async def _watch_reader(self) -> None:
         await self._pipe.closed()
         self._reader_gone()
+
+    async def _watch_servers(self) -> None:
+        lookout = Lookout(self._dsn, self._hosts, around_every=self._look_every)
+        try:
+            while lookout.several_hosts:
+                await trio.sleep(min(self._look_every, LOOK_CLOSELY_EVERY))
+                with suppress(DatabaseUnavailable):  # whoever works finds that out
+                    await lookout.turn()
+        finally:
+            lookout.close()
 
     def _reader_gone(self) -> None:
         if not self._stopping:

@@ -70,6 +70,27 @@ def test_a_budget_that_pays_for_all_changes_no_line(database_url):
         }
 
 
+def test_a_primary_that_the_relay_has_seen_replaced_gives_nothing(database_url, tmp_path):
+    """The timeline that is kept in the data directory counts, and is left as it is."""
+    insert(database_url, 3)
+    with psycopg.connect(database_url) as user:
+        row = user.execute("SELECT system_identifier FROM pg_control_system()").fetchone()
+    assert row is not None
+    known = tmp_path / "timeline"
+    known.write_text(f'{{"system": {row[0]}, "timeline": 9}}')
+    found = cli(
+        "collect",
+        "--data-dir",
+        tmp_path,
+        env={"RELAY_DATABASE__URL": database_url, "RELAY_SECRET_KEY": KEY.hex()},
+    )
+    assert found.returncode != 0
+    assert not found.stdout
+    assert b"an old primary that was left behind" in found.stderr
+    assert f'"system": {row[0]}, "timeline": 9' in known.read_text()
+    assert waiting(database_url) == 3
+
+
 def test_nothing_queued_is_nothing_written(database_url):
     """No line, not even an empty one."""
     with collect(database_url) as process:

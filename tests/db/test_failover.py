@@ -10,6 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from relay.db.hosts import Hosts
+from relay.db.lookout import Lookout
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
 from tests.db.cluster import Cluster, TwoHosts
@@ -49,10 +50,11 @@ async def test_a_frozen_primary_gives_way_to_the_one_promoted(pair: TwoHosts, tm
     relay that is started anew."""
     kept = tmp_path / "timeline"
     pool = Pool(pair.dsn, size=6, hosts=Hosts(kept))
+    lookout = Lookout(pair.dsn, pool.hosts)
     assert await server_of(pool) == "old"
     await pool.execute("CREATE TABLE t (n int)")
     await fill(pool, 5)
-    await pool.look(5.0)
+    await lookout.look(5.0)
     ended = []
 
     async def commit() -> None:
@@ -66,10 +68,10 @@ async def test_a_frozen_primary_gives_way_to_the_one_promoted(pair: TwoHosts, tm
         await wait_all_tasks_blocked(0.05)
         pair.old.signal_all(signal.SIGSTOP)
         with pytest.raises(DatabaseUnavailable):
-            await pool.look(0.3)  # the standby takes no writes, and the other is silent
+            await lookout.look(0.3)  # the standby takes no writes, and the other is silent
         assert not ended
         await trio.to_thread.run_sync(pair.new.promote)
-        await pool.look(5.0)
+        await lookout.look(5.0)
         with trio.fail_after(10):
             assert await server_of(pool) == "new"
     assert ended
@@ -77,6 +79,7 @@ async def test_a_frozen_primary_gives_way_to_the_one_promoted(pair: TwoHosts, tm
     async with trio.open_nursery() as nursery:
         for _ in range(6):
             nursery.start_soon(_expect, pool, "new")
+    lookout.close()
     await pool.close()
 
     await trio.to_thread.run_sync(pair.new.stop)
@@ -101,17 +104,19 @@ async def _expect(pool: Pool, server: str) -> None:
 async def test_a_promotion_that_nobody_announced_is_found(pair: TwoHosts):
     """The old primary serves well; a look at the other host finds the later timeline."""
     pool = Pool(pair.dsn, size=2)
+    lookout = Lookout(pair.dsn, pool.hosts)
     assert await server_of(pool) == "old"
-    await pool.look(5.0)
-    await pool.look_around(5.0)
+    await lookout.look(5.0)
+    await lookout.look_around(5.0)
     assert await server_of(pool) == "old"
     await trio.to_thread.run_sync(pair.new.promote)
     with pytest.raises(DatabaseUnavailable):
         async with pool.connection() as conn:
-            await pool.look_around(5.0)
+            await lookout.look_around(5.0)
             await conn.execute("SELECT 1")
     assert await server_of(pool) == "new"
-    await pool.look(5.0)
+    await lookout.look(5.0)
+    lookout.close()
     await pool.close()
 
 

@@ -10,6 +10,7 @@ import trio
 from relay.db.connection import connect
 from relay.db.hosts import Hosts
 from relay.db.listen import AWAITED_FOR, Bell, Hub, Notification, Reconnected, notifications
+from relay.db.lookout import Lookout
 from relay.db.pool import Pool
 from tests.db.bouncer import Bouncer
 from tests.db.cluster import Cluster, TwoHosts
@@ -258,15 +259,16 @@ class TestNotifications:
     async def test_the_listener_leaves_a_primary_that_was_left_behind(self):
         """It serves well and says that it is a primary; the pool has met the one promoted."""
         pair = TwoHosts(18)
-        pool = Pool(pair.dsn, size=2)
+        hosts = Hosts()
+        lookout = Lookout(pair.dsn, hosts)
         try:
             async with aclosing(
-                notifications(pair.dsn, ["news"], ping_every=0.1, hosts=pool.hosts)
+                notifications(pair.dsn, ["news"], ping_every=0.1, hosts=hosts)
             ) as heard:
                 assert await anext(heard) == Reconnected(first=True)
-                await pool.look(5.0)
+                await lookout.look(5.0)
                 await trio.to_thread.run_sync(pair.new.promote)
-                await pool.look_around(5.0)
+                await lookout.look_around(5.0)
                 with trio.fail_after(10):
                     assert await anext(heard) == Reconnected(first=False)
                 async with await connect(pair.new.dsn("mail")) as promoted:
@@ -274,5 +276,5 @@ class TestNotifications:
                 with trio.fail_after(10):
                     assert await anext(heard) == Notification("news", "here")
         finally:
-            await pool.close()
+            lookout.close()
             pair.remove()
