@@ -1,7 +1,8 @@
 """`python -m simulation SEED …`, the process that `relay simulate` starts.
 
-The order in which Python walks over a set of texts is one of the throws: unless PYTHONHASHSEED is
-the seed's own, this starts itself again with it, before anything is loaded that takes long.
+The order in which Python walks over a set of texts is no matter of a run, as tests that set
+PYTHONHASHSEED see.  Where nobody does, this starts itself again with the seed's own, before anything
+is loaded that takes long: should it matter once, the same seed is the same run still.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     options, _ = parser.parse_known_args()
-    hashes = str(options.seed % 4_294_967_295)
-    if os.environ.get("PYTHONHASHSEED") != hashes:
+    if os.environ.get("PYTHONHASHSEED", "random") == "random":
+        hashes = str(options.seed % 4_294_967_295)
         environment = os.environ | {"PYTHONHASHSEED": hashes}
         os.execve(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]], environment)  # noqa: S606 - ourselves
     from simulation import command
