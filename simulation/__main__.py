@@ -1,8 +1,8 @@
 """`python -m simulation SEED …`, the process that `relay simulate` starts.
 
 The order in which Python walks over a set of texts is no matter of a run, as tests that set
-PYTHONHASHSEED see.  Where nobody does, this starts itself again with the seed's own, before anything
-is loaded that takes long: should it matter once, the same seed is the same run still.
+PYTHONHASHSEED see.  Where nobody does, this starts itself again with the seed's own, before
+anything is loaded that takes long: should it matter once, the same seed is the same run still.
 """
 
 from __future__ import annotations

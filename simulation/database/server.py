@@ -106,10 +106,8 @@ class Server:
                 start_new_session=True, **how,
             )  # fmt: skip
         for _ in looks(self._log, 0.005):
-            with contextlib.suppress(OSError, IndexError):
-                lines = (self._cluster.data / "postmaster.pid").read_text().splitlines()
-                if lines[7].strip() == "ready":
-                    return
+            if self._cluster.is_ready(self._process.pid):
+                return
             if self._process.poll() is not None:
                 raise Stuck(self._log())
 
