@@ -17,6 +17,8 @@ Promises
 - What was appended to the counts of mailboxes is folded, and that of mailboxes that are gone
   removed.
 - One node reaps at a time, under the lease `reaper`; its statements carry the term.
+- Trouble with the outbound queue keeps neither tokens nor mailboxes: it is told, and the round goes
+  on.
 
 Fails: never on an outage of the database; the next round finds the same rows.
 
@@ -28,10 +30,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import trio
 from prometheus_client import Counter
 
@@ -132,7 +137,11 @@ class Reaper:
         if self.queue is not None:
             if back:
                 await self.queue.spare()
-            await self._look_after(self.queue)
+            with _told("reap", RolledBack, psycopg.Error):
+                await self._reap(self.queue)
+            # Not in time, too: if the database is away, the next statement finds that out.
+            with _told("roll", DatabaseUnavailable, psycopg.Error):
+                await self._roll(self.queue)
         forgotten = await self._forget_tokens(ctx)
         if not await leases.renew(self.pool, lease, _LEASE_TTL):
             return False  # the above took longer than the lease
@@ -146,8 +155,8 @@ class Reaper:
             log.info("mailbox.reclaimed", rows=mailboxes, messages=messages)
         return True
 
-    async def _look_after(self, queue: Queue) -> None:
-        """Set right what vanished workers left in the outbound queue, and roll its partitions."""
+    async def _reap(self, queue: Queue) -> None:
+        """Set right what vanished workers left in the outbound queue."""
         reaped = await queue.reap()
         for what in ("lost", "quarantined", "unknown"):
             ids = getattr(reaped, what)
@@ -159,15 +168,19 @@ class Reaper:
                     messages=len(ids),
                     ids=[str(each) for each in ids[:20]],
                 )
+
+    async def _roll(self, queue: Queue) -> None:
+        """Make and drop partitions of the outbound queue, when it is time to."""
         if trio.current_time() < self.rolled_at + _ROLL_EVERY:
             return
+        self.rolled_at = trio.current_time()  # what fails holds up deliveries once an hour at most
         await forget_reports(self.pool)
         try:
             dropped = await queue.forget(keep=self.outbound_retention)
         except RolledBack:
             log.info("outbound.not_rolled")  # somebody reads for long; there are weeks of time
+            self.rolled_at = -math.inf
             return
-        self.rolled_at = trio.current_time()
         if dropped:
             log.info("outbound.forgotten", partitions=dropped)
 
@@ -213,3 +226,12 @@ class Reaper:
             if not gone:
                 break  # the lease is lost, or all of them were made active again
         return mailboxes, messages
+
+
+@contextmanager
+def _told(step: str, *errors: type[Exception]) -> Iterator[None]:
+    """Tell of a step that ended in one of these errors; their words may hold values of rows."""
+    try:
+        yield
+    except errors as error:
+        log.warning("reaper.step_failed", step=step, error=type(error).__name__)

@@ -17,6 +17,7 @@ from tests.actors.running import becomes, logged, make_mailbox, running, undistu
 from tests.outbound.node import Node, lose, put, status
 
 MAILBOXES = "SELECT count(*) FROM relay.mailboxes"
+PARTITIONS = "SELECT relname FROM pg_class WHERE relname ~ '^outbound_[a-z]+_p[0-9]{8}$'"
 CLOSE = "UPDATE relay.mailboxes SET is_active = false, closed_at = now() - interval '%s'"
 
 
@@ -182,3 +183,37 @@ async def test_sets_right_what_vanished_workers_left(pool):
     assert await status(pool, lost.id) == "queued"
     assert await status(pool, unknown.id) == "held"
     assert await pool.fetch("SELECT DISTINCT outcome FROM relay.outbound_tries") == [("lost",)]
+
+
+async def test_trouble_with_the_outbound_queue_keeps_no_mailbox(any_pool: Pool):
+    """Whatever the database says to either step is told without its words; the rest is done."""
+    await make_mailbox(any_pool)
+    await any_pool.execute(CLOSE % "8 days")
+    queue = Queue(any_pool, uuid4())
+    one = reaper.Reaper(any_pool, retention=3600, queue=queue)
+    await any_pool.execute("ALTER FUNCTION relay.outbound_roll RENAME TO away")
+    await any_pool.execute("ALTER TABLE relay.outbound_due RENAME TO outbound_away")
+    with structlog.testing.capture_logs() as lines:
+        assert await one.round(undisturbed())
+    assert await any_pool.fetch_value(MAILBOXES) == 0
+    told = [line for line in lines if line["event"] == "reaper.step_failed"]
+    assert [(line["step"], line["error"]) for line in told] == [
+        ("reap", "UndefinedTable"),
+        ("roll", "UndefinedFunction"),
+    ]
+
+
+async def test_what_no_partition_covered_does_not_stop_the_reaper(any_pool: Pool):
+    """Weeks without a relay, then mail by SQL: the reaper makes partitions, and goes on."""
+    await make_mailbox(any_pool)
+    await any_pool.execute(CLOSE % "8 days")
+    for (name,) in await any_pool.fetch(PARTITIONS):
+        await any_pool.execute(f"DROP TABLE relay.{name}")
+    await any_pool.execute("SELECT relay.send('a@x.org', 'b@x.org', 'subject', 'text')")
+    queue = Queue(any_pool, uuid4())
+    with structlog.testing.capture_logs() as lines:
+        assert await reaper.Reaper(any_pool, retention=3600, queue=queue).round(undisturbed())
+    assert await any_pool.fetch_value(MAILBOXES) == 0
+    assert len(await any_pool.fetch(PARTITIONS)) == 12
+    assert await any_pool.fetch_value("SELECT count(*) FROM relay.outbound_letters_rest") == 0
+    assert [line["event"] for line in lines] == ["mailbox.reclaimed"]

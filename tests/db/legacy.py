@@ -723,6 +723,16 @@ HERITAGE = (
         """,
         (0,),
     ),
+    # What no partition covers is stored all the same.
+    Heritage(
+        55,
+        """
+        INSERT INTO relay.outbound_tries (message_id, at, attempt, outcome)
+        VALUES ('00000000-0000-7000-8000-000000000055', '2090-01-01T00:00:00Z', 1, 'queued')
+        """,
+        "SELECT count(*) FROM relay.outbound_tries WHERE message_id::text LIKE '%0055'",
+        (1,),
+    ),
 )
 
 

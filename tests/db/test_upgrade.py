@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -86,9 +87,56 @@ def test_what_an_earlier_relay_held_is_there_after_the_upgrade(
     """From each migration on, with the data of its time, the rest applies and the data stays."""
     dsn = left(start)
     assert inherited(dsn, start) == {}
+    outbound = start >= next(m.number for m in migrations() if m.name.endswith("_outbound.sql"))
+    if outbound:
+        leave_by_default(dsn)
     assert upgrade(dsn) == list(range(start + 1, LAST + 1))
     assert inherited(dsn, start) == {}
     assert upgrade(dsn) == []
+    if outbound:
+        assert moved_by_default(dsn) == (4, [(1,)] * 4)
+
+
+def leave_by_default(dsn: str) -> None:
+    """Leave a message of a week that no partition covers, as a clock far ahead does."""
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        sql.execute(
+            """
+            INSERT INTO relay.outbound_contents_rest (id, sender, subject)
+            VALUES (relay.uuidv7_floor('2080-01-03Z'), 'a@x.org', 'Ahead')
+            """
+        )
+        sql.execute(
+            """
+            INSERT INTO relay.outbound_letters_rest (id, content_id, owner, recipient, address,
+                                                     domain, priority)
+            SELECT id, id, owner, 'b@x.org', 'b@x.org', 'x.org', 1
+            FROM relay.outbound_contents_rest
+            WHERE subject = 'Ahead'
+            """
+        )
+        sql.execute(
+            """
+            INSERT INTO relay.outbound_log_rest (id, finished_at, token, attempt, status)
+            VALUES (relay.uuidv7_floor('2080-01-03Z'), '2080-01-03Z', 1, 1, 'sent')
+            """
+        )
+        sql.execute(
+            """
+            INSERT INTO relay.outbound_tries_rest (message_id, at, attempt, outcome)
+            VALUES (relay.uuidv7_floor('2080-01-03Z'), '2080-01-03Z', 1, 'queued')
+            """
+        )
+
+
+def moved_by_default(dsn: str) -> tuple[int, list[Any]]:
+    """Make that week's partitions; return how many were made, and the rows of each."""
+    week = [f"outbound_{what}_p20800101" for what in ("contents", "letters", "log", "tries")]
+    with psycopg.connect(dsn, autocommit=True) as sql:
+        made = sql.execute("SELECT relay.outbound_partition('2080-01-03Z')").fetchone()
+        assert made is not None
+        rows = [sql.execute(f"SELECT count(*) FROM relay.{name}").fetchone() for name in week]
+        return made[0], rows
 
 
 def test_each_migration_has_a_heritage() -> None:

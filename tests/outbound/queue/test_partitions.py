@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
+import trio
 from psycopg.conninfo import make_conninfo
 
 from relay.db.migrate import migrate
@@ -12,6 +13,7 @@ from relay.db.pool import Pool
 from relay.outbound.composing.message import Address, Message
 from relay.outbound.queue.enqueue import enqueue
 from relay.outbound.queue.states import Cause
+from tests.actors.running import blocked
 from tests.conftest import VERSIONS, Clusters
 from tests.outbound.node import Node, lose, put, status
 
@@ -106,3 +108,97 @@ async def test_a_reader_that_stays_does_not_stop_the_queue(node: Node):
         await node.finish(claimed, Cause.DEFERRED)
     await lose(node.pool, queued.id)
     assert await node.queue.forget() == 4
+
+
+PARENTS = ("outbound_contents", "outbound_letters", "outbound_log", "outbound_tries")
+
+
+async def by_default(pool: Pool, count: int = 1) -> None:
+    """So many rows of sixty days ago in each default partition."""
+    await pool.execute(
+        """
+        INSERT INTO relay.outbound_contents_rest (id, sender, subject, size)
+        SELECT (left(relay.uuidv7_floor(%(at)s)::text, 24) || to_char(n, 'FM000000000000'))::uuid,
+               'a@x.org', 'subject', 10
+        FROM generate_series(1, %(count)s) n
+        """,
+        {"at": OLD, "count": count},
+    )
+    await pool.execute(
+        """
+        INSERT INTO relay.outbound_letters_rest (id, content_id, owner, recipient, address, domain,
+                                                 priority)
+        SELECT id, id, owner, 'b@x.org', 'b@x.org', 'x.org', 1 FROM relay.outbound_contents_rest
+        """
+    )
+    await pool.execute(
+        """
+        INSERT INTO relay.outbound_log_rest (id, finished_at, token, attempt, status)
+        SELECT id, %s, 1, 1, 'sent' FROM relay.outbound_contents_rest
+        """,
+        (OLD,),
+    )
+    await pool.execute(
+        """
+        INSERT INTO relay.outbound_tries_rest (message_id, at, attempt, outcome)
+        SELECT id, %s, 1, 'queued' FROM relay.outbound_contents_rest
+        """,
+        (OLD,),
+    )
+
+
+async def counted(pool: Pool, suffix: str) -> list[int]:
+    """The rows of each table, or of its partition."""
+    return [
+        await pool.fetch_value(f"SELECT count(*) FROM relay.{parent}{suffix}") for parent in PARENTS
+    ]
+
+
+async def test_what_the_default_partitions_hold_of_a_week_moves_into_its_own(any_pool: Pool):
+    """Each once, all columns as they were, laid out as any other week's."""
+    await by_default(any_pool, 3)
+    (other,) = await put(any_pool, "a@x.example")
+    tables = [f"SELECT to_jsonb(r) FROM relay.{parent} r ORDER BY 1" for parent in PARENTS]
+    before = [await any_pool.fetch(sql) for sql in tables]
+    assert await any_pool.fetch_value("SELECT relay.outbound_partition(%s)", (OLD,)) == 4
+    assert [await any_pool.fetch(sql) for sql in tables] == before
+    assert await counted(any_pool, "_rest") == [0] * 4
+    week = (await partitions(any_pool, "outbound_log"))[0].removeprefix("outbound_log")
+    assert await counted(any_pool, week) == [3] * 4
+    assert await status(any_pool, other.id) == "queued"
+    options = "SELECT reloptions FROM pg_class WHERE relname = %s"
+    made = await any_pool.fetch_value(options, (f"outbound_contents{week}",))
+    assert made == ["toast_tuple_target=8160"]
+
+
+async def test_a_week_with_too_much_by_default_stays_there(any_pool: Pool):
+    """Nobody waits while it moves: what is past goes row by row, and the other weeks are made."""
+    await by_default(any_pool)
+    await any_pool.execute("UPDATE relay.outbound_contents_rest SET size = 64 * 1024 * 1024 + 1")
+    assert await any_pool.fetch_value("SELECT relay.outbound_partition(%s)", (OLD,)) == 3
+    assert await counted(any_pool, "_rest") == [1, 0, 0, 0]
+    assert await any_pool.fetch_value("SELECT relay.outbound_roll()") == 3
+    assert await counted(any_pool, "") == [0] * 4
+
+
+async def test_a_writer_waits_while_rows_move_and_is_not_refused(any_pool: Pool):
+    """What it writes of that week then goes into the new partition."""
+    await by_default(any_pool)
+    async with trio.open_nursery() as nursery, any_pool.transaction() as roll:
+        await roll.execute("SELECT relay.outbound_partition(%s)", (OLD,))
+        nursery.start_soon(old_message, any_pool, 7)
+        await blocked(any_pool)
+    assert await counted(any_pool, "_rest") == [0] * 4
+    assert await counted(any_pool, "") == [2, 2, 1, 1]
+
+
+async def test_a_week_that_cannot_be_made_does_not_stop_the_others(any_pool: Pool):
+    """Nor any from being dropped."""
+    await any_pool.execute("SELECT relay.outbound_partition(%s)", (OLD,))
+    names = await partitions(any_pool, "outbound_log")
+    for name in names[1:]:
+        await any_pool.execute(f"DROP TABLE relay.{name}")
+    # A type of its name, which a table would have, too.
+    await any_pool.execute(f"CREATE TYPE relay.{names[1]} AS ENUM ()")
+    assert await any_pool.fetch_value("SELECT relay.outbound_roll()") == 4
+    assert await partitions(any_pool, "outbound_log") == names[2:]
