@@ -326,7 +326,7 @@ class Connection(psycopg.AsyncConnection[Any]):
                     conn = await _drive(gen)
                     conn.host = host
                     if hosts is not None:
-                        await conn._meet(hosts)
+                        await conn.meet(hosts)
                 if scope.cancelled_caught:
                     raise e.ConnectionTimeout("connection timeout expired")
                 break
@@ -359,8 +359,11 @@ class Connection(psycopg.AsyncConnection[Any]):
         conn.prepare_threshold = prepare_threshold
         return conn
 
-    async def _meet(self, hosts: Hosts) -> None:
-        """Ask which timeline this is, or raise `OperationalError` for one that is over."""
+    async def meet(self, hosts: Hosts) -> None:
+        """Ask which timeline this is, or raise `OperationalError` for one that is over.
+
+        Of a connection at rest in autocommit mode.  Behind a pooler it may be another each time.
+        """
         self._autocommit = True
         self.cleanup_timeout = 0.0  # nothing is lost with it, so nothing is worth waiting for
         try:

@@ -98,7 +98,11 @@ class Hosts:
         self.silent.add(host)
 
     def met(self, connection: OpenConnection, system: int, timeline: int) -> str | None:
-        """Note the timeline of a new connection; returns why it must not be used, or None."""
+        """Note the timeline of a connection; returns why it must not be used, or None.
+
+        One that was met before and is on an earlier timeline now leads through a pooler, which
+        was turned round to an old primary: all that lead there are closed.
+        """
         host = connection.host
         if system != self._system:
             if self._system is not None:
@@ -115,9 +119,14 @@ class Hosts:
             if host not in self._refused:
                 self._refused.add(host)
                 log.warning("db.old_primary", host=":".join(host), error=why)
+            if connection.timeline:
+                for other in list(self._connections):
+                    if other.host == host:
+                        other.abandon()
             return why
         elif timeline > self._timeline:
             log.info("db.promoted", host=":".join(host), timeline=timeline, before=self._timeline)
+            connection.timeline = timeline
             self._rise(timeline)
         self._refused.discard(host)
         connection.system, connection.timeline = system, timeline

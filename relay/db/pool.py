@@ -243,6 +243,23 @@ class Pool:
         while self._idle:
             await self._idle.pop().close()
 
+    async def ping(self, timeout: float) -> None:
+        """See that the server answers within `timeout` seconds, and which one it is.
+
+        A pooler keeps our connections and may have given them another server: one of a later
+        timeline closes what leads to an earlier one, and an older one is refused.
+        `DatabaseUnavailable` for that, and when nobody answers.
+        """
+
+        async def meet(conn: Connection) -> None:
+            try:
+                await conn.meet(self.hosts)
+            except psycopg.OperationalError:
+                conn.abandon()
+                raise
+
+        await self._borrow(meet, timeout)
+
     async def _call(
         self,
         sql: str,

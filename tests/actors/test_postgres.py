@@ -5,7 +5,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,12 +15,14 @@ import trio
 from actors import postgres
 from relay.db.connection import connect
 from relay.db.embedded import Embedded
+from relay.db.listen import Notification, Reconnected, notifications
 from relay.db.migrate import check
 from relay.db.pool import Pool
 from relay.errors import ConfigError
 from supervisor import Backoff, ChildSpec, Supervisor, SupervisorSpec
 from tests.actors.running import logged, state
-from tests.db.cluster import Cluster, binaries
+from tests.db.bouncer import Bouncer
+from tests.db.cluster import Cluster, TwoHosts, binaries
 from tests.eventually import eventually
 
 
@@ -133,3 +135,63 @@ async def test_external_can_be_drained_while_it_waits():
         async with tree(actor) as boss:
             await logged(lines, "postgres.waiting")
             assert state(boss, "postgres") == "starting"
+
+
+@pytest.fixture
+def pair() -> Iterator[TwoHosts]:
+    """A fresh pair: the test promotes the standby."""
+    servers = TwoHosts(18)
+    yield servers
+    servers.remove()
+
+
+async def test_behind_a_pooler_the_servers_of_the_direct_url_are_looked_at(pair: TwoHosts):
+    """A standby is promoted while the old primary lives: the listener goes over, though the pooler
+    keeps the pool's connections and was not turned round yet."""
+    with Bouncer(pair.old.dsn("mail")) as bouncer:
+        pool = Pool(bouncer.dsn, size=2, prepare=False)
+        actor = functools.partial(
+            postgres.run, server=None, dsn=pair.dsn, pool=pool, look_every=0.1
+        )
+        async with (
+            tree(actor) as boss,
+            aclosing(notifications(pair.dsn, ["news"], hosts=pool.hosts)) as heard,
+        ):
+            await becomes(boss, "running")
+            assert await anext(heard) == Reconnected(first=True)
+            await trio.to_thread.run_sync(pair.new.promote)
+            with trio.fail_after(10):
+                assert await anext(heard) == Reconnected(first=False)
+            async with await connect(pair.new.dsn("mail")) as promoted:
+                await promoted.execute("NOTIFY news, 'here'")
+            with trio.fail_after(10):
+                assert await anext(heard) == Notification("news", "here")
+        await pool.close()
+
+
+async def test_behind_a_pooler_its_server_is_asked_for_its_timeline(pair: TwoHosts):
+    """The direct URL names one host, the pooler is turned round to the promoted one: the listener
+    leaves the old primary, and finds it refused."""
+    with Bouncer(pair.old.dsn("mail")) as bouncer:
+        pool = Pool(bouncer.dsn, size=2, prepare=False)
+        dsn = pair.old.dsn("mail")
+        actor = functools.partial(postgres.run, server=None, dsn=dsn, pool=pool, look_every=0.1)
+        with structlog.testing.capture_logs() as lines:
+            async with tree(actor) as boss, trio.open_nursery() as nursery:
+
+                async def listen() -> None:
+                    async with aclosing(notifications(dsn, ["news"], hosts=pool.hosts)) as heard:
+                        async for _ in heard:
+                            listening.set()
+
+                listening = trio.Event()
+                await becomes(boss, "running")
+                nursery.start_soon(listen)
+                await listening.wait()
+                await trio.to_thread.run_sync(pair.new.promote)
+                bouncer.turn_to(pair.new.dsn())
+                await logged(lines, "db.promoted")
+                await logged(lines, "db.listen_lost")
+                await logged(lines, "db.old_primary")
+                nursery.cancel_scope.cancel()
+        await pool.close()

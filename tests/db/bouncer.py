@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -55,6 +57,13 @@ class Bouncer:
         self.process.wait()
         self._spawn()
         self._answers()
+
+    def turn_to(self, dsn: str) -> None:
+        """Have it lead to another server, as RELOAD does: its clients stay connected."""
+        host = conninfo_to_dict(dsn)["host"]
+        ini = self.directory / "ini"
+        ini.write_text(re.sub(r"\* = host=\S+", f"* = host={host}", ini.read_text()))
+        self.process.send_signal(signal.SIGHUP)
 
     def __enter__(self) -> Bouncer:
         self._answers()

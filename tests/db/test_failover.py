@@ -13,7 +13,9 @@ from relay.db.hosts import Hosts
 from relay.db.lookout import Lookout
 from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable
+from tests.db.bouncer import Bouncer
 from tests.db.cluster import Cluster, TwoHosts
+from tests.eventually import eventually
 
 
 @pytest.fixture
@@ -118,6 +120,41 @@ async def test_a_promotion_that_nobody_announced_is_found(pair: TwoHosts):
     await lookout.look(5.0)
     lookout.close()
     await pool.close()
+
+
+@pytest.mark.parametrize("pair", [18], indirect=True)
+async def test_a_pooler_that_was_turned_round_is_noticed(pair: TwoHosts):
+    """It keeps our connections: a ping tells that they lead to the server that was promoted, and,
+    when it is turned back, that they lead to an old primary, where nothing is written any more."""
+    with Bouncer(pair.old.dsn("mail")) as bouncer:
+        pool = Pool(bouncer.dsn, size=4, prepare=False)
+        await fill(pool, 3)
+        assert await server_of(pool) == "old"
+        await trio.to_thread.run_sync(pair.new.promote)
+        bouncer.turn_to(pair.new.dsn())
+
+        async def timeline() -> int:
+            await pool.ping(5.0)
+            assert pool.hosts.known is not None
+            return pool.hosts.known[1]
+
+        await eventually(timeline, "the later timeline is met", until=lambda found: found == 2)
+        assert await server_of(pool) == "new"
+        await fill(pool, 3)
+        bouncer.turn_to(pair.old.dsn())
+
+        async def refused() -> bool:
+            try:
+                await pool.ping(5.0)
+            except DatabaseUnavailable as error:
+                assert "an old primary that was left behind" in str(error)
+                return True
+            return False
+
+        await eventually(refused, "the old primary is refused")
+        with pytest.raises(DatabaseUnavailable, match="left behind"):
+            await server_of(pool)
+        await pool.close()
 
 
 async def test_a_silent_server_costs_one_time_out(frozen: Cluster):
