@@ -54,9 +54,9 @@ def test_a_wheel_has_every_file_that_the_program_reads() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packed = {
         file
-        for folder in ("relay", "simulation")
-        for pattern in settings["package-data"][folder]
-        for file in (ROOT / folder).glob(pattern)
+        for package, patterns in settings["package-data"].items()
+        for pattern in patterns
+        for file in (ROOT / package.replace(".", "/")).glob(pattern)
     }
     others = {
         file
