@@ -97,7 +97,8 @@ class TestStatements:
             )
             nursery.cancel_scope.cancel()
         assert cursor.rowcount == 20000
-        assert 1 < turns < 100
+        # A turn a piece would be over a thousand; a server that waits for a core costs some, too.
+        assert 1 < turns < 400
 
     async def test_a_statement_of_many_megabytes_is_sent_whole(self, conn):
         """A parameter far larger than the send buffer waits for the socket and arrives."""
