@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from simulation.day import after
 from simulation.places import DATABASE, LEASE
@@ -26,8 +26,8 @@ _SPEAKERS = (
 )  # fmt: skip
 """Who speaks to the relay, and who has just got something from it."""
 _ACTORS = (
-    "claimer", "collector", "control", "device_store", "devices", "sender", "submission",
-    "summariser", "ticker", "webhooks", "writer",
+    "claimer", "collector", "control", "device_store", "devices", "notifier", "reaper", "returns",
+    "sender", "submission", "summariser", "ticker", "webhooks", "writer",
 )  # fmt: skip
 """Those that say something to the database that would matter if it was cut off there."""
 _LASTS = {
@@ -45,8 +45,10 @@ _LASTS = {
 }
 _SELDOM = {"failover": 7200.0}
 """Seconds in which there is at most one: each costs real seconds."""
+_AIMED = {"kill", "freeze", "partition", "cut", "database", "stall", "failover"}
+"""Those that mostly begin when there is something to break."""
 _AWAY = 45.0  # seconds at most for which a standby is away: beyond what a commit is waited for
-_TALK = 3.7  # the decimal logarithm of the bytes after which a connection is cut at most
+_TALK = 5.0  # the decimal logarithm of the bytes after which a connection is cut at most
 BESIDE = "beside"
 """Of a failover: the old primary lives on beside the one that was promoted."""
 FROZEN = "frozen"
@@ -61,7 +63,13 @@ HALF_OPEN = "half-open"
 _UNHEARD = 100.0  # seconds after which both ends have given up
 LOG = "log"
 """Of a disk: what fails is a write of the log, at a commit of `whose`; else it is full."""
+SYNC = "sync"
+"""Of a disk: the log is written at a commit of `whose`, and to bring it to the disk fails: it is
+there when the server is started again."""
 _LOG_LASTS = 0.2  # as long, in proportion
+WITHIN = "within"
+"""Of a doubt: the connection breaks in place of an answer within a transaction; else of that which
+ends it."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,19 @@ class Fault:
     at: float
     kind: str
     node: str = ""
-    other: str = ""
     lasts: float = 0.0
-    size: float = 0.0
-    """Of a clock's step, in seconds; of a cut, the share of connections; of a failover, the seconds
-    for which the standby is away before; of a freeze, those for which it lasts on once the node is
-    overtaken."""
+    how: str = ""
+    """One of the words above; "": plainly."""
+    party: str = ""
+    """Of a partition: from whom the node is cut off."""
+    step: float = 0.0
+    """Of a clock: seconds by which it is ahead."""
+    share: float = 0.0
+    """Of a cut: of so many of the node's connections."""
+    away: float = 0.0
+    """Of a failover: seconds for which the standby is away before."""
+    lasts_on: float = 0.0
+    """Of a freeze: seconds for which it lasts on once the node is overtaken."""
     amid: float = 0.0
     """Seconds after the node, or any, is next spoken to (0: at once): most of the time there is
     nothing to break."""
@@ -109,52 +124,64 @@ def plan(
             continue
         low, high = _LASTS[kind]
         lasts = round(low + (high - low) * rng.random() ** 2, 3)
-        other, size = "", 0.0
-        if kind == "partition":
-            other = rng.choice((DATABASE, rng.choice(list(others))))
-        elif kind == "clock":
-            size = round(rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4), 3)
-        elif kind == "cut":
-            size = rng.choice((0.2, 1.0))
-            other = rng.choice(("", HALF_OPEN))
-            lasts = _UNHEARD if other else 0.0
-        elif kind == "freeze" and rng.random() < 0.4:
-            other, lasts, size = OVERTAKEN, _OVERTAKEN_LASTS, rng.choice((0, 0.003))
-        elif kind == "failover":
-            other = rng.choice(("", "", BESIDE))
-            size = round(rng.choice((0.0, 1.0)) * _AWAY * rng.random(), 3)
-        elif kind == "disk":
-            other = rng.choice(("", LOG))
-        elif kind == "database":
-            other = rng.choice(("", FROZEN))
-            lasts = round(lasts * (_FROZEN_LASTS if other else 1.0), 3)
         if kind in {"database", "stall", "doubt", "peer", "failover", "disk"}:
             node = ""
-        amid, whose, answers = 0.0, "", 0
-        if kind == "doubt" or other == LOG:
-            whose = rng.choice(_ACTORS)
-            lasts = round(lasts * (_LOG_LASTS if other == LOG else 1.0), 3)
-        if kind in {"kill", "freeze", "partition", "cut", "database", "stall", "failover"}:
-            how = rng.random()
-            if other == OVERTAKEN:
-                size = round(size * rng.random(), 6)
-                whose, amid = "upstream", round(0.0002 + 0.002 * rng.random(), 6)
-                if rng.random() < 0.7:  # while outcomes wait for those before them
-                    whose, answers = "sender", 1
-            elif how < 0.35:
-                whose = rng.choice(_SPEAKERS)
-                amid = round(rng.choice((0.002, 0.01, 0.03)) * (0.01 + rng.random()), 6)
-            elif how < 0.8:
-                amid, whose = round(rng.choice((0.0, 0.002)) * rng.random(), 6), rng.choice(_ACTORS)
-                answers = rng.randint(1, 4)
-        size_of_talk = 0
-        if kind == "cut" and rng.random() < 0.5:
-            size_of_talk = int(10 ** rng.uniform(0, _TALK))
-            amid, whose, answers, size = 0.0, "", 0, 0.0
-        faults.append(
-            Fault(round(at, 3), kind, node, other, lasts, size, amid, whose, answers, size_of_talk)
-        )
+        fault = _details(rng, Fault(round(at, 3), kind, node, lasts), others)
+        faults.append(_when(rng, fault))
     return faults
+
+
+def _details(rng: random.Random, fault: Fault, others: Sequence[str]) -> Fault:
+    """Return a fault with how it is done."""
+    lasts = fault.lasts
+    match fault.kind:
+        case "partition":
+            return replace(fault, party=rng.choice((DATABASE, rng.choice(list(others)))))
+        case "clock":
+            step = rng.choice((-1, 1)) * 10 ** rng.uniform(-1, 4)
+            return replace(fault, step=round(step, 3))
+        case "cut":
+            how = rng.choice(("", HALF_OPEN))
+            fault = replace(fault, how=how, lasts=_UNHEARD if how else 0.0)
+            if rng.random() < 0.5:
+                return replace(fault, after_bytes=int(10 ** rng.uniform(0, _TALK)))
+            return replace(fault, share=rng.choice((0.2, 1.0)))
+        case "freeze" if rng.random() < 0.4:
+            on = round(rng.choice((0, 0.003)) * rng.random(), 6)
+            return replace(fault, how=OVERTAKEN, lasts=_OVERTAKEN_LASTS, lasts_on=on)
+        case "failover":
+            away = round(rng.choice((0.0, 1.0)) * _AWAY * rng.random(), 3)
+            return replace(fault, how=rng.choice(("", "", BESIDE)), away=away)
+        case "disk":
+            how = rng.choice(("", LOG, SYNC))
+            return replace(fault, how=how, lasts=round(lasts * (_LOG_LASTS if how else 1.0), 3))
+        case "database":
+            how = rng.choice(("", FROZEN))
+            return replace(fault, how=how, lasts=round(lasts * (_FROZEN_LASTS if how else 1.0), 3))
+        case "doubt":
+            return replace(fault, how=rng.choice(("", "", WITHIN)))
+    return fault
+
+
+def _when(rng: random.Random, fault: Fault) -> Fault:
+    """Return a fault with what it waits for."""
+    if fault.kind == "doubt" or fault.how in {LOG, SYNC}:
+        return replace(fault, whose=rng.choice(_ACTORS))
+    if fault.how == OVERTAKEN:
+        fault = replace(fault, whose="upstream", amid=round(0.0002 + 0.002 * rng.random(), 6))
+        if rng.random() < 0.7:  # while outcomes wait for those before them
+            return replace(fault, whose="sender", answers=1)
+        return fault
+    if fault.after_bytes or fault.kind not in _AIMED:
+        return fault
+    of = rng.random()
+    if of < 0.35:
+        amid = rng.choice((0.002, 0.01, 0.03)) * (0.01 + rng.random())
+        return replace(fault, whose=rng.choice(_SPEAKERS), amid=round(amid, 6))
+    if of < 0.8:
+        amid = round(rng.choice((0.0, 0.002)) * rng.random(), 6)
+        return replace(fault, whose=rng.choice(_ACTORS), amid=amid, answers=rng.randint(1, 4))
+    return fault
 
 
 def named(kinds: Sequence[str]) -> str:

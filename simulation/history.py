@@ -134,8 +134,8 @@ class Trouble:
     ended: float
     node: str = ""
     """Whom it was at; "": everybody."""
-    other: str = ""
-    """Of a partition: the other side; of others, how they are done."""
+    party: str = ""
+    """Of a partition: the other side."""
 
     def at_work(self, began: float, ended: float) -> bool:
         """Whether it was, at any time between two instants."""
@@ -149,7 +149,7 @@ _HELD = 160.0  # seconds for which what was sent may be under way: the longest f
 def _keeps_mail(trouble: Trouble) -> bool:
     """Whether a trouble keeps its node from delivering mail, or from putting down what it did."""
     if trouble.kind == "partition":
-        return trouble.other in {DATABASE, *SERVERS}
+        return trouble.party in {DATABASE, *SERVERS}
     return trouble.kind in {"kill", "freeze", "cut"}
 
 
@@ -174,6 +174,9 @@ def _spans(
 class History:
     """Everything that was said and seen."""
 
+    apart: float = 0.0
+    """Seconds by which the clocks of the database's servers differ: what is exact by one may be
+    so much early or late by the other."""
     mailboxes: list[Mailbox] = field(default_factory=list)
     mail: dict[str, Mail] = field(default_factory=dict)
     sends: dict[str, Answer] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import trio
 
 from simulation.around import Around
 from simulation.database import Database
-from simulation.faults import FROZEN, HALF_OPEN, LOG, OVERTAKEN, Fault
+from simulation.faults import FROZEN, HALF_OPEN, LOG, OVERTAKEN, SYNC, WITHIN, Fault
 from simulation.history import History, Trouble
 from simulation.network import Network
 from simulation.node import Node
@@ -55,7 +55,7 @@ class Injector:
     async def _do(self, fault: Fault) -> None:
         if fault.after_bytes:
             with trio.move_on_after(_IDLE) as idle:
-                silent = fault.other == HALF_OPEN
+                silent = fault.how == HALF_OPEN
                 await self._network.cut_after(fault.node, fault.after_bytes, silent=silent)
             if not idle.cancelled_caught:
                 await self._strike(fault)
@@ -65,14 +65,14 @@ class Injector:
             self._suffering = fault.kind
             if fault.kind == "failover":
                 self._servers.attach()
-            if fault.other != LOG or await self._log_failed(fault.whose):
+            if fault.how not in {LOG, SYNC} or await self._log_failed(fault):
                 await self._strike(fault)
             self._suffering = ""
 
     async def _strike(self, fault: Fault) -> None:
         if fault.answers:
             with trio.move_on_after(_IDLE):
-                in_hand = "upstream" if fault.other == OVERTAKEN else ""
+                in_hand = "upstream" if fault.how == OVERTAKEN else ""
                 await self._around.wait_busy("", in_hand)
                 for _ in range(fault.answers):
                     node = await self._database.wait_answer(fault.whose)
@@ -83,12 +83,13 @@ class Injector:
                 await self._around.wait_busy(fault.node, fault.whose)
             await trio.sleep(fault.amid)
         began = self._world.now()
-        trouble = Trouble(fault.kind, began, began + fault.lasts, fault.node, fault.other)
+        trouble = Trouble(fault.kind, began, began + fault.lasts, fault.node, fault.party)
         self._history.troubles.append(trouble)
-        self._world.tell("fault.began", kind=fault.kind, of=fault.node, other=fault.other)
+        told = {"kind": fault.kind, "of": fault.node, "party": fault.party, "how": fault.how}
+        self._world.tell("fault.began", **told)
         await getattr(self, f"_do_{fault.kind}")(fault)
         trouble.ended = self._world.now()
-        self._world.tell("fault.ended", kind=fault.kind, of=fault.node, other=fault.other)
+        self._world.tell("fault.ended", **told)
 
     async def _do_kill(self, fault: Fault) -> None:
         node = self._nodes[fault.node]
@@ -105,10 +106,10 @@ class Injector:
         name = self._nodes[fault.node].name
         self._frozen.add(name)
         self._freezes[name] += 1
-        if fault.other == OVERTAKEN:
+        if fault.how == OVERTAKEN:
             with trio.move_on_after(fault.lasts):
                 await self._around.wait_overtaken(fault.node)
-            await trio.sleep(fault.size)
+            await trio.sleep(fault.lasts_on)
         else:
             await trio.sleep(fault.lasts)
         self._freezes[name] -= 1
@@ -116,17 +117,17 @@ class Injector:
             self._frozen.discard(name)
 
     async def _do_partition(self, fault: Fault) -> None:
-        self._network.part(fault.node, fault.other)
+        self._network.part(fault.node, fault.party)
         await trio.sleep(fault.lasts)
-        self._network.heal(fault.node, fault.other)
+        self._network.heal(fault.node, fault.party)
 
     async def _do_cut(self, fault: Fault) -> None:
         if not fault.after_bytes:  # else it is done
-            self._network.cut([fault.node], fault.size, silent=fault.other == HALF_OPEN)
+            self._network.cut([fault.node], fault.share, silent=fault.how == HALF_OPEN)
         await trio.sleep(fault.lasts)
 
     async def _do_database(self, fault: Fault) -> None:
-        if fault.other == FROZEN:
+        if fault.how == FROZEN:
             self._servers.freeze()
             await trio.sleep(fault.lasts)
             self._servers.thaw()
@@ -136,10 +137,10 @@ class Injector:
         self._servers.recover()
 
     async def _do_failover(self, fault: Fault) -> None:
-        if fault.size or fault.other:
+        if fault.away or fault.how:
             self._servers.hold()
-            await trio.sleep(fault.size)
-        if fault.other:
+            await trio.sleep(fault.away)
+        if fault.how:
             self._servers.promote()
             await trio.sleep(fault.lasts)
             self._servers.retire()
@@ -148,14 +149,15 @@ class Injector:
             await trio.sleep(fault.lasts)
             self._servers.promote()
 
-    async def _log_failed(self, actor: str) -> bool:
+    async def _log_failed(self, fault: Fault) -> bool:
+        aimed = self._database.aimed
         with trio.move_on_after(_IDLE):
-            await self._database.aimed.fail_log(actor)
+            await (aimed.fail_sync if fault.how == SYNC else aimed.fail_log)(fault.whose)
             return True
         return False
 
     async def _do_disk(self, fault: Fault) -> None:
-        if fault.other == LOG:
+        if fault.how in {LOG, SYNC}:
             await trio.sleep(fault.lasts)
             self._servers.recover()
         else:
@@ -172,10 +174,10 @@ class Injector:
 
     async def _do_doubt(self, fault: Fault) -> None:
         with trio.move_on_after(_IDLE):
-            await self._database.aimed.lose_answer(fault.whose)
+            await self._database.aimed.lose_answer(fault.whose, within=fault.how == WITHIN)
 
     async def _do_clock(self, fault: Fault) -> None:
-        self._world.skew[fault.node] = fault.size
+        self._world.skew[fault.node] = fault.step
         await trio.sleep(fault.lasts)
         self._world.skew[fault.node] = 0.0
 

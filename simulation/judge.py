@@ -141,14 +141,14 @@ def _mail(database: Database, history: History, now: float) -> list[str]:
     found += [
         f"{box.address}: 201 was said, and there is no mailbox"
         for box in history.mailboxes
-        if box.expires_at > now and box.address not in there
+        if box.expires_at > now + history.apart and box.address not in there
     ]
     ends = {box.address: box.expires_at for box in history.mailboxes}
     for mail in history.mail.values():
         copies = stored.pop(mail.marker, [])
         if mail.answer is Answer.KEPT and not copies and mail.address in there:
             found.append(f"{mail.marker}: 250 was said, and it is not there")
-        if mail.for_good and ends.get(mail.address, 0.0) > mail.answered_at:
+        if mail.for_good and ends.get(mail.address, 0.0) > mail.answered_at + history.apart:
             found.append(f"{mail.marker}: refused for good, and its mailbox takes mail")
         if mail.answer is Answer.REFUSED and copies:
             found.append(f"{mail.marker}: refused, and it is there")
@@ -414,7 +414,11 @@ def _blobs(history: History) -> list[str]:
 
 
 def _told(history: History, now: float) -> list[str]:
-    tells = {box.address for box in history.mailboxes if box.tells and box.expires_at > now}
+    tells = {
+        box.address
+        for box in history.mailboxes
+        if box.tells and box.expires_at > now + history.apart
+    }
     return [
         f"{mail.marker}: arrived, and nobody was told"
         for mail in history.mail.values()

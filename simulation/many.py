@@ -5,8 +5,8 @@ from one to the other at once.  Shows how far it is, and of every seed that brok
 that is left once its faults are made as few and as plain as there is time for (`shrink`).  Ends
 with 1 if there was one; the last line is JSON.
 
-Seeds that 8 divides are half an hour at most: in those sweeps are often (`seams.sweep_rarely`),
-which an hour is too long for.
+Worlds in which sweeps are to be often (`kind.often`) last for half an hour at most: an hour is too
+long for that (`seams.sweep_rarely`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import cycle, islice
 from queue import SimpleQueue
 
+from simulation.kind import kind_of
 from simulation.page import FEWER
 from simulation.seams import OFTEN_FOR
 
 _BAR = 40
-_OFTEN = 8
-"""Seeds that this divides are of worlds in which sweeps are often."""
 
 
 def main() -> int:
@@ -70,7 +69,7 @@ def main() -> int:
 def _days(seed: int, days: str) -> tuple[str, str]:
     """For how long to simulate a seed."""
     most = OFTEN_FOR / 86_400
-    return "--days", str(most) if seed % _OFTEN == 0 and float(days) > most else days
+    return "--days", str(most) if kind_of(seed).often and float(days) > most else days
 
 
 def _run(seed: int, more: list[str], shrink: str) -> subprocess.CompletedProcess[str]:

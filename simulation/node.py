@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import trio
 
+from simulation.kind import LETTERS_A_MONTH
 from simulation.network import Network
 from simulation.places import (
     ADMIN_TOKEN,
@@ -31,27 +32,6 @@ from simulation.places import (
     UPSTREAM,
 )
 from simulation.world import NODE, World
-
-LETTERS_A_MONTH = 133_921
-"""What the budget pays for where there is one: a little more than are asked for in a rush."""
-
-
-def letters_a_second(world: World) -> float | None:
-    """Return the rate of the budget in this world; None: it has none."""
-    if world.seed % 2:
-        return None
-    return (LETTERS_A_MONTH - 1) / (31 * 86_400)
-
-
-def goes_direct(world: World) -> bool:
-    """Whether mail goes to the exchangers of its domain in this world, not to a server in front."""
-    return world.seed % 3 == 0
-
-
-def hears_back(world: World) -> bool:
-    """Whether, in this world, mail is signed, and what comes back of it counts."""
-    return world.seed % 5 == 0
-
 
 _USUAL = {"started", "ready", "draining", "stopped"}
 """Events of supervision that are not told."""
@@ -133,14 +113,14 @@ class Node:
 
         secret = hashlib.sha256(f"{self._world.seed}".encode()).hexdigest()
         environment = _environment(self._dsn, secret, rare=self._world.sweeps_rarely)
-        if letters_a_second(self._world) is not None:
+        if self._world.kind.budget:
             environment["RELAY_COLLECTOR__MONTHLY_BUDGET"] = str(LETTERS_A_MONTH / 1000)
             environment["RELAY_COLLECTOR__PRICE_PER_THOUSAND"] = "1"
-        if goes_direct(self._world):
+        if self._world.kind.direct:
             environment["RELAY_OUTBOUND__UPSTREAM"] = "mx:"
             environment["RELAY_OUTBOUND__PRIVATE_MX"] = "true"  # the network has no public ones
             environment["RELAY_DNS__SERVERS"] = f'["{RESOLVER}"]'
-        if hears_back(self._world):
+        if self._world.kind.returns:
             environment["RELAY_OUTBOUND__BOUNCE_DOMAIN"] = RETURNS
         settings = load(environ=environment)
         data = DataDir(self._data)

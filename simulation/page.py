@@ -46,9 +46,12 @@ def page(violations: Sequence[str], faults: Sequence[Fault], trace: Path, names:
 
 def described(fault: Fault) -> str:
     """Return a fault in words."""
-    words = [f"{fault.at:10.3f} {fault.kind}", fault.node, fault.other and f"({fault.other})"]
+    words = [f"{fault.at:10.3f} {fault.kind}", fault.how and f"({fault.how})", fault.node]
+    words.append(f"from {fault.party}" if fault.party else "")
     words.append(f"for {fault.lasts:g} s" if fault.lasts else "")
-    words.append(f"size {fault.size:g}" if fault.size else "")
+    words.append(f"by {fault.step:g} s" if fault.step else "")
+    words.append(f"of {fault.share:.0%} of its connections" if fault.share else "")
+    words.append(f"the standby away for {fault.away:g} s before" if fault.away else "")
     words.append(f"after {fault.after_bytes} bytes" if fault.after_bytes else "")
     if fault.answers:
         words.append(f"at answer {fault.answers} to {fault.whose}, and {fault.amid:g} s")

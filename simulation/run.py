@@ -32,7 +32,8 @@ from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, plan
 from simulation.history import History
 from simulation.injector import Injector
-from simulation.node import Node, goes_direct, hears_back, letters_a_second
+from simulation.kind import Kind
+from simulation.node import Node
 from simulation.page import subject
 from simulation.places import DNS, HOOKS, SERVERS
 from simulation.seams import Seams
@@ -69,7 +70,8 @@ async def simulate(
 ) -> Outcome:
     """Live through one world.  `faults`: those, and not the seed's own."""
     world, network = seams.world, seams.network
-    history, frozen = History(), set[str]()
+    apart = abs(world.kind.clocks_apart) if len(servers) > 1 else 0.0
+    history, frozen = History(apart), set[str]()
     freezing.install(frozen)
     database = seams.database = Database(world, network, servers, "relay")
     database.make()
@@ -79,6 +81,7 @@ async def simulate(
 
     hosts = [f"n{number}" for number in range(1, nodes + 1)]
     around = Around(world, network, history, hosts)
+    rate = world.kind.letters_a_second
     outcome = Outcome(world.seed)
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
@@ -110,7 +113,7 @@ async def simulate(
         world.tell("faults.over")
         left = await _settle(world, database, around)
         if not left:
-            if (rate := letters_a_second(world)) is not None:  # until what is asked for is saved
+            if rate is not None:  # until what is asked for is saved
                 await trio.sleep((probe.PROBES * nodes + 1) / rate)
             await probe.probe(around, partial(judge.is_open, database))
             left = await _settle(world, database, around)
@@ -121,7 +124,6 @@ async def simulate(
                 f"after {judge.SETTLES_WITHIN:g} s without faults there are still: {text}"
             )
         database.tick()
-        rate = letters_a_second(world)
         outcome.violations += judge.violations(database, history, world.now(), rate)
         outcome.violations += judge.half_open(network, hosts, world.now())
         for sentence in outcome.violations:
@@ -139,7 +141,7 @@ async def simulate(
 
 def _handed_to(world: World) -> tuple[str, ...]:
     """Return the hosts of whom the relay asks something when it hands mail over."""
-    return (*SERVERS[1:], DNS) if goes_direct(world) else SERVERS[:1]
+    return (*SERVERS[1:], DNS) if world.kind.direct else SERVERS[:1]
 
 
 _PEOPLE = (
@@ -164,7 +166,7 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     nursery.start_soon(devices.pusher, around, "pusher", 30.0, keys)
     for number, key in enumerate(keys, 1):
         nursery.start_soon(devices.device, around, f"device{number}", key, 30.0)
-    if hears_back(world):
+    if world.kind.returns:
         around.took = partial(reports.take, around)
         nursery.start_soon(reports.administrator, around, "administrator", 300.0)
         nursery.start_soon(reports.reporter, around, "reporter", 20.0)
@@ -218,8 +220,9 @@ def run(
     room = "disk" in kinds
     server = Server(directory / "postgres", own_room=room)
     servers = [server]
-    if two_hosts(kinds, seams.world.seed):
-        servers.append(Server(directory / "postgres2", own_room=room))
+    kind = seams.world.kind
+    if two_hosts(kinds, kind):
+        servers.append(Server(directory / "postgres2", own_room=room, ahead=kind.clocks_apart))
     elif faults is None:
         kinds = [kind for kind in kinds if kind != "failover"]
     server.make()
@@ -239,13 +242,12 @@ def run(
                 each.room.close()
 
 
-def two_hosts(kinds: Sequence[str], seed: int) -> bool:
+def two_hosts(kinds: Sequence[str], kind: Kind) -> bool:
     """Whether the database's URL names a second server, to which a failover may lead.
 
-    In most worlds with that fault; in one of four with all faults it names one, which is another
-    way through the product.
+    In all worlds in which that fault was asked for by its name.
     """
-    return "failover" in kinds and (len(kinds) < len(KINDS) or seed % 4 != 1)
+    return "failover" in kinds and (len(kinds) < len(KINDS) or not kind.one_host)
 
 
 __all__ = ["Outcome", "run"]

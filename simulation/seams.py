@@ -43,21 +43,24 @@ _SWEEPS = {
     "actors.claimer:run": {"sweep_every": 60},
     "actors.collector:run": {"sweep_every": 60},
     "actors.notifier:run": {"sweep_every": 60, "watch_every": 10},
-    "actors.postgres:run": {"look_every": 40},
     "actors.returns:run": {"sweep_every": 60},
     "actors.reaper:run": {"sweep_every": 10, "retry_every": 60},
     "actors.summariser:run": {"sweep_every": 120},
     "actors.ticker:run": {"lease_ttl": 40},
     "actors.webhooks:run": {"sweep_every": 60},
-    "relay.db.listen:notifications": {"ping_every": 40},
     "relay.devices.postgres:PostgresStore.__init__": {"statistics_every": 60},
 }
 """What asks the database again and again although nobody called: by which argument, and how many
 times as rarely it does so in most worlds.  Every two to ten minutes then."""
+_PINGS = {
+    "actors.postgres:run": {"look_every": 40},
+    "relay.db.listen:notifications": {"ping_every": 40},
+}
+"""The same of what looks whether the database is there still."""
 _RESTS = 12
 """So many times as rarely does a sender that has nothing to do look around, in these."""
 _LOOKS_AT_SERVERS = 120
-"""So many times as rarely does a relay look at the server in use, and at the other, in these."""
+"""So many times as rarely does a relay look at the server in use, and at the other, with those."""
 _LOOKS = 10
 """So many times as rarely does a sender look, in these, for keys and for learned traffic rules of
 which nobody told it."""
@@ -99,28 +102,28 @@ def install(seams: Seams) -> None:
 
 
 def sweep_rarely(world: World, seconds: float) -> None:
-    """In three worlds of four, and in all that last for over half an hour, have sweeps be rare.
+    """In most worlds, and in all that last for over half an hour, have sweeps be rare.
 
     Sweeps find what a wake-up should have said: where they are rare, one that is lost shows.  And
     an idle relay costs a world as much as its work does.  An hour is too long for them to be often
     (five times the statements), so `simulation.many` has some seeds be shorter.
     """
-    world.sweeps_rarely = world.seed % 4 != 0 or seconds > OFTEN_FOR
-    if not world.sweeps_rarely:
-        return
-    for place, rarer in _SWEEPS.items():
-        module, _, path = place.partition(":")
-        function = attrgetter(path)(import_module(module))
-        for argument, times in rarer.items():
-            function.__kwdefaults__[argument] *= times
-    from actors import sender
     from relay.db import lookout
+
+    short = seconds <= OFTEN_FOR
+    if short and world.kind.often:
+        return
+    world.sweeps_rarely = True
+    if not (short and world.kind.pings):
+        _rarer(_PINGS)
+        lookout.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
+        lookout.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
+    _rarer(_SWEEPS)
+    from actors import sender
     from relay.history import History
     from relay.outbound.shaping import keeper
     from relay.outbound.signing import signer
 
-    lookout.LOOK_CLOSELY_EVERY *= _LOOKS_AT_SERVERS
-    lookout.LOOK_AROUND_EVERY *= _LOOKS_AT_SERVERS
     sender.LONG_REST *= _RESTS
     signer.LOOK_EVERY *= _LOOKS
     keeper.LOOK_EVERY *= _LOOKS
@@ -130,6 +133,14 @@ def sweep_rarely(world: World, seconds: float) -> None:
         return await record(history) + _NOT_RECORDED
 
     History.record = record_rarely  # type: ignore[method-assign, assignment]
+
+
+def _rarer(arguments: dict[str, dict[str, int]]) -> None:
+    for place, rarer in arguments.items():
+        module, _, path = place.partition(":")
+        function = attrgetter(path)(import_module(module))
+        for argument, times in rarer.items():
+            function.__kwdefaults__[argument] *= times
 
 
 def _replace(module: ModuleType, names: dict[str, Any]) -> None:

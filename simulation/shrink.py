@@ -51,7 +51,7 @@ _SIMPLER: tuple[Callable[[Fault], Fault], ...] = (
     lambda fault: (
         replace(fault, answers=0, amid=0.0, whose="") if fault.amid or fault.answers else fault
     ),
-    lambda fault: replace(fault, size=0.0),
+    lambda fault: replace(fault, away=0.0, lasts_on=0.0, step=float(round(fault.step))),
     lambda fault: replace(fault, lasts=_half(fault.lasts)),
     lambda fault: replace(fault, at=float(round(fault.at))),
 )

@@ -21,6 +21,8 @@ from typing import Any, TextIO
 import trio
 from trio.testing import MockClock
 
+from simulation.kind import kind_of
+
 EPOCH = 1_767_225_600
 """The wall clock's beginning in seconds since 1970: 2026-01-01T00:00:00Z."""
 
@@ -37,6 +39,7 @@ class World:
 
     def __init__(self, seed: int, trace: Path | None = None) -> None:
         self.seed = seed
+        self.kind = kind_of(seed)
         self.clock = MockClock(autojump_threshold=0)
         self.skew: dict[str, float] = {}
         """Seconds by which a node's wall clock is off."""

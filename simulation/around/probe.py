@@ -10,7 +10,6 @@ from simulation.around import Around
 from simulation.around.senders import hand_in
 from simulation.around.talk import ask, call, virtual
 from simulation.history import TEXT, Answer, Mail, Mailbox
-from simulation.node import goes_direct
 from simulation.places import DOMAIN, HOOKS
 from simulation.world import NODE
 
@@ -36,7 +35,7 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
 
         marker = around.marker("out")
         # To a domain whose mail must be secured, where that is asked for.
-        to = "probe@two.example" if goes_direct(around.world) else "probe@one.example"
+        to = "probe@two.example" if around.world.kind.direct else "probe@one.example"
         body = {"from": f"shop@{DOMAIN}", "to": [to], "subject": marker}
         answer = await ask(around, host, "/api/v1/messages/send", body | {"text": TEXT}, 202)
         history.sends[f"{marker}/{to}"] = answer
@@ -60,7 +59,7 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
         if status == 201:
             short.append(Mailbox(made["address"], virtual(made["expires_at"])))
     for mailbox in short:
-        await trio.sleep(max(0.0, mailbox.expires_at + SOON - around.world.now()))
+        await trio.sleep(max(0.0, mailbox.expires_at + history.apart + SOON - around.world.now()))
         if is_open(mailbox.address):
             history.late.append(f"{mailbox.address}: nothing is wrong, and it is closed late")
 

@@ -1,4 +1,4 @@
-"""Mail that is signed, and what comes back of it: worlds in which `node.hears_back`.
+"""Mail that is signed, and what comes back of it: worlds in which `kind.returns`.
 
 Whoever administers the relay makes keys for its domain and rotates them (`administrator`).  Servers
 look at the signatures of what they take (`selectors`), and of some of it they report afterwards

@@ -116,7 +116,8 @@ async def mailbox_maker(around: Around, name: str, mean: float) -> None:
 
 async def _look_back(around: Around, rng: Any) -> None:
     """A mailbox whose time is over shows nothing."""
-    over = [m for m in around.history.mailboxes if m.expires_at < around.world.now()]
+    now = around.world.now() - around.history.apart
+    over = [m for m in around.history.mailboxes if m.expires_at < now]
     if not over:
         return
     mailbox = rng.choice(over)

@@ -1,10 +1,11 @@
 """Faults that are aimed at what an actor asks the database next.
 
-Its answer is lost: a transaction has ended, and whoever ended it does not hear how.  Or the log
-fails at its commit: the backend may not write where the log is at, so it panics at its COMMIT, as
-it does when a write or fsync of the log fails, and the server is gone.  What it said of that is
-taken away (it names places in files that are no matter of the seed): its client sees a broken
-connection.
+Its answer is lost: a transaction has ended, and whoever ended it does not hear how; or it has not,
+and never will.  Or the log fails at its commit: the backend may not write where the log is at, so
+it panics at its COMMIT, as it does when a write of the log fails, and the server is gone.  What it
+said of that is taken away (it names places in files that are no matter of the seed): its client
+sees a broken connection.  Or the log is written and cannot be brought to the disk (fsync): nobody
+hears of the commit, the server is gone, and the commit is there when it is started again.
 """
 
 from __future__ import annotations
@@ -70,16 +71,23 @@ class Aimed:
         self._rest = rest
         self._servers = servers
         self._losing = _Appointments()
+        self._breaking = _Appointments()
+        self._syncing = _Appointments()
         self._failing = _Appointments()
         self._doomed: Any = None  # the connection whose backend cannot write the log
 
-    async def lose_answer(self, actor: str) -> None:
-        """Lose the next answer to such an actor that says how a transaction ended."""
-        await self._losing.wait(actor)
+    async def lose_answer(self, actor: str, *, within: bool = False) -> None:
+        """Lose the next answer to such an actor that says how a transaction ended, or that comes
+        `within` one."""
+        await (self._breaking if within else self._losing).wait(actor)
 
     async def fail_log(self, actor: str) -> None:
         """Have the log fail at the next commit of such an actor, and wait until it has."""
         await self._failing.wait(actor)
+
+    async def fail_sync(self, actor: str) -> None:
+        """Have the next commit of such an actor be written and be the server's last, and wait."""
+        await self._syncing.wait(actor)
 
     def before(self, conn: Any) -> None:
         """Before a connection sends anything: its backend may be unable to write the log."""
@@ -93,26 +101,28 @@ class Aimed:
 
     def after(self, fileno: int, conn: Any) -> None:
         """Once the answer is there: it may be lost."""
-        if self._losing and conn is not None:
+        if conn is not None and (self._losing or self._breaking or self._syncing):
             self._may_lose(fileno, conn)
 
     def _may_lose(self, fileno: int, conn: Any) -> None:
-        """Have the connection break in place of an answer that says how a transaction ended."""
-        actor = _actor()
+        """Have the connection break in place of an answer, if its actor is to meet that now."""
+        actor, site = _actor(), self._connections.site(conn)
         data = peek(fileno)
-        if (
-            actor is None
-            or not self._losing.has(actor)
-            or len(data) == PEEK
-            or data[-6:] != READY + b"I"
-        ):
+        if actor is None or site is None or len(data) == PEEK or data[-6:-1] != READY:
             return
-        self._losing.keep(actor)
-        self._world.tell("db.answer_lost", actor=actor)
-        _hang_up(fileno)
-        site = self._connections.site(conn)
-        assert site is not None
-        self._rest.await_end(site, [conn.pgconn.backend_pid])
+        ended = data[-1:] == b"I"
+        if ended and self._syncing.has(actor) and site is self._servers.primary and not site.down:
+            _hang_up(fileno)
+            self._servers.crash(site)
+            self._world.tell("db.log_failed", actor=actor)
+            self._syncing.keep(actor)
+            return
+        losing = self._losing if ended else self._breaking
+        if losing.has(actor):
+            losing.keep(actor)
+            self._world.tell("db.answer_lost", actor=actor)
+            _hang_up(fileno)
+            self._rest.await_end(site, [conn.pgconn.backend_pid])
 
     def _may_doom(self, conn: Any) -> None:
         """Have the backend be unable to write the log, if its actor is to meet that now."""

@@ -24,13 +24,14 @@ _DIGITS = 16  # of microseconds since 1970
 class Server:
     """A private server of the product's own binaries."""
 
-    def __init__(self, directory: Path, *, own_room: bool = False) -> None:
+    def __init__(self, directory: Path, *, own_room: bool = False, ahead: float = 0.0) -> None:
         from relay.db.cluster import Cluster
 
         if own_room:
             directory.mkdir()
         self.room = Room(directory) if own_room else None
         """The file system that it has for itself."""
+        self._ahead = round(ahead * 1_000_000)  # microseconds by which its clock is
         self._cluster = Cluster(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock: mmap.mmap | None = None
@@ -66,9 +67,9 @@ class Server:
             self._clock = mmap.mmap(file.fileno(), _DIGITS)
 
     def set_clock(self, microseconds: int) -> None:
-        """Set the clock that SQL sees (`shadows.sql`)."""
+        """Set the clock that SQL sees (`shadows.sql`): as far ahead as it is."""
         if self._clock is not None:
-            self._clock[:] = b"%0*d" % (_DIGITS, microseconds)
+            self._clock[:] = b"%0*d" % (_DIGITS, microseconds + self._ahead)
 
     @property
     def socket(self) -> str:

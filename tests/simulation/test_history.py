@@ -27,7 +27,7 @@ def test_a_second_copy_needs_an_excuse() -> None:
         (Trouble("kill", 101.0, 103.0, "n1"), True),
         (Trouble("kill", 101.0, 103.0, "n2"), False),
         (Trouble("kill", 90.0, 95.0, "n1"), False),
-        (Trouble("cut", 99.5, 199.5, "n1", "half-open"), True),
+        (Trouble("cut", 99.5, 199.5, "n1"), True),
         (Trouble("freeze", 30.0, 104.0, "n2"), True),
         (Trouble("partition", 99.0, 104.0, "n1", "db"), True),
         (Trouble("partition", 99.0, 104.0, "n1", "mx2"), True),
