@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import trio
@@ -47,7 +46,8 @@ from relay.mailboxes.s3 import Buckets, Credentials, parse_bucket
 from relay.mailboxes.store import Store
 from relay.mailboxes.summaries import unparsed
 from relay.mailboxes.verdicts import Judge
-from relay.net import gethostname
+from relay.mailboxes.visibility import Credential
+from relay.net import gethostname, own_address
 from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.admin import QueueAdmin
 from relay.outbound.bounces.notified import Notified
@@ -62,7 +62,7 @@ from relay.outbound.suppression.suppressions import Suppressions
 from relay.outbound.suppression.unsubscribing import Unsubscribing
 from relay.ports.connections import endpoint
 from relay.ports.proxy import networks
-from relay.settings import Settings, explain
+from relay.settings import Settings, explain, others_reach
 from relay.smtp.chaos import Chaos
 from relay.smtp.refused import RefusedRecipients
 from relay.webhooks.post import Poster
@@ -126,6 +126,9 @@ def control_deps(
         held = gates.statistics(now, whose, domain)
         return [*held, *traffic.statistics(now, whose, domain)]
 
+    async def takes(address: str) -> bool:
+        return await store.find(address, Credential(administrator=True)) is not None
+
     def make(serving: Serving) -> Deps:
         all_messages = AllMessages(pool)
         return Deps(
@@ -169,8 +172,13 @@ def control_deps(
                 senders,
                 lambda resolve: Poster(timeout=10.0, context=posting, resolve=resolve),
                 upstream=upstream,
-                host=urlsplit(settings.http.link_base).hostname or "",
                 received=store.domains,
+                bounce_domain=settings.outbound.bounce_domain,
+                takes=takes,
+                served=others_reach(
+                    settings.smtp, (own_address(sock)[0] for sock in resources.smtp_sockets)
+                ),
+                captures=capture is not None,
                 sources=traffic.sources,
             ),
             keyring=keyring,

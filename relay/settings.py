@@ -379,6 +379,13 @@ def why_not_captured(smtp: Smtp, hosts: Iterable[str] = ()) -> str:
     return "behind RELAY_SMTP__TRUSTED_PROXIES may be anybody" if smtp.trusted_proxies else ""
 
 
+def others_reach(smtp: Smtp, hosts: Iterable[str] = ()) -> bool:
+    """Whether mail of others than this machine comes in, listening on `hosts` (none: on `bind`)."""
+    bound = list(hosts) or [parse_endpoint(smtp.bind)[0]]
+    # A proxy on this machine, and a server in front, are there to let others in.
+    return not all(map(is_loopback, bound)) or bool(smtp.trusted_proxies or smtp.lmtp)
+
+
 _REPORT_FIELD = re.compile(r"[Xx]-[A-Za-z0-9-]{1,58}", re.ASCII)
 _SECRET_BYTES = 16
 """Bytes that a secret has at least."""

@@ -6,8 +6,10 @@ is an `Entry`: what was found, what is wanted, ready to be published, and whethe
 
 Promises
 - What the DNS did not answer (SERVFAIL, nobody in time) is not called wrong: `ok` is None, and the
-  detail says why.
+  detail says why.  Nothing is wanted then: what is published beside what is there may undo it.
 - What is right is wanted as it is, however it is spelt; only what is not is wanted otherwise.
+- All that is wanted can be published as it stands: nothing that is right by itself is made wrong by
+  it, and no address is named for reports that this relay would refuse.
 - It never raises for what a domain publishes.
 
 Pure.
@@ -15,8 +17,9 @@ Pure.
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from relay.checks import spf, sts
@@ -106,8 +109,8 @@ def not_public(domain: str) -> Entry | None:
     return Entry("Domain", domain, "", None, None, None, said)
 
 
-def _unknown(record: str, question: Question, wanted: str | None, answer: Answer) -> Entry:
-    return _entry(record, question, (), wanted, None, f"the DNS gave no answer: {answer.detail}")
+def _unknown(record: str, question: Question, answer: Answer) -> Entry:
+    return _entry(record, question, (), None, None, f"the DNS gave no answer: {answer.detail}")
 
 
 # ------------------------------------------------------------------------------- MX
@@ -118,15 +121,37 @@ class Exchanges(NamedTuple):
 
     entry: Entry
     hosts: tuple[str, ...]
+    own: str = ""
+    """Which of them is this relay; empty: none, as far as is known."""
 
 
-def mx(domain: str, host: str | None) -> Asking[Exchanges]:
+class Use(enum.Enum):
+    """What mail that comes to a domain is to this relay."""
+
+    OTHERS = enum.auto()
+    """Not its own, as far as it knows: others receive it."""
+    MAILBOXES = enum.auto()
+    """It goes into mailboxes of this relay."""
+    RETURN_PATHS = enum.auto()
+    """Bounces, which this relay has to get."""
+
+
+class Here(NamedTuple):
+    """What this relay is called and where it is reached, as far as it knows."""
+
+    names: Collection[str] = ()
+    """In small letters."""
+    addresses: Collection[str] = ()
+    """Public ones, where it takes mail from others."""
+
+
+def mx(domain: str, host: str | None, here: Here, use: Use) -> Asking[Exchanges]:
     """Where mail to the domain goes; `host`: this relay's name, if it receives the domain's."""
     question = Question(domain, "MX")
-    wanted = f"10 {host}." if host else None
+    wanted = f"10 {host}." if host and use is not Use.OTHERS else None
     answer = yield question
     if answer.status is Status.FAILED:
-        return Exchanges(_unknown("MX", question, wanted, answer), ())
+        return Exchanges(_unknown("MX", question, answer), ())
     if not answer.records:
         return Exchanges((yield from _no_mx(question, wanted)), ())
 
@@ -143,22 +168,37 @@ def mx(domain: str, host: str | None) -> Asking[Exchanges]:
         said = "the domain takes no mail (null MX): neither replies nor bounces arrive"
         return Exchanges(entry(wanted, False, said), ())
     doubt = ""
+    own = ""
     for name in hosts:
         addresses = yield from _addresses(name)
+        if name in here.names or set(addresses or ()) & set(here.addresses):
+            own = own or name
         if addresses is None:
             doubt = doubt or f"the DNS gave no answer about the addresses of {name}"
         elif not addresses:
-            return Exchanges(entry(wanted, False, f"{name} has no address"), hosts)
+            return Exchanges(entry(wanted, False, f"{name} has no address"), hosts, own)
+    if own and use is Use.OTHERS:
+        said = (
+            f"it leads to {own}, this relay, which takes no mail for the domain: "
+            "RELAY_SMTP__DOMAINS lacks it"
+        )
+        return Exchanges(entry(None, False, said), hosts, own)
     if doubt:
-        return Exchanges(entry(None, None, doubt), hosts)
-    return Exchanges(entry(None, True, "each of its hosts has an address"), hosts)
+        return Exchanges(entry(None, None, doubt), hosts, own)
+    if not own and use is Use.RETURN_PATHS:
+        said = f"whether {hosts[0]} is this relay, to which bounces have to come, nobody can say"
+        return Exchanges(entry(None, None, said), hosts)
+    said = "each of its hosts has an address"
+    if own:
+        said += f"; {own} is this relay"
+    return Exchanges(entry(None, True, said), hosts, own)
 
 
 def _no_mx(question: Question, wanted: str | None) -> Asking[Entry]:
     addresses = yield from _addresses(question.name)
     if addresses is None:
         said = "there is no MX, and the DNS gave no answer about the addresses of the domain"
-        return _entry("MX", question, (), wanted, None, said)
+        return _entry("MX", question, (), None, None, said)
     if addresses:
         said = "there is no MX: mail goes to the domain's own address, which some do not try"
     else:
@@ -198,10 +238,11 @@ def sender_policy(
     terms, doubts = yield from _terms(upstreams, sources)
     answer = yield question
     if answer.status is Status.FAILED:
-        return _unknown("SPF", question, _policy("", terms), answer)
+        return _unknown("SPF", question, answer)
     records = [record for record in answer.records if _SPF.match(record)]
     if not records:
-        return _entry("SPF", question, (), _policy("", terms), False, "there is no record of SPF")
+        wanted = None if doubts else _policy("", terms)
+        return _entry("SPF", question, (), wanted, False, "there is no record of SPF")
     if len(records) > 1:
         terms = [term for record in records for term in record.split()[1:] if not _is_all(term)]
         said = f"there are {len(records)} records of SPF, so none counts: join them"
@@ -237,6 +278,17 @@ def sender_policy(
     if not terms:
         said = "it can be used; where mail leaves from is not known here"
     return _entry("SPF", question, records, None, True, said)
+
+
+def beside(entry: Entry, return_paths: str) -> Entry:
+    """What is said of the SPF of an author's domain, where mail leaves with others' return paths.
+
+    Receivers ask for the record of the latter; what is wrong with this one is advice.
+    """
+    if entry.ok:
+        return entry
+    said = f"{entry.detail}; what counts is that of return paths, at {return_paths}"
+    return entry._replace(detail=said, optional=True)
 
 
 def _terms(upstreams: Sequence[str], sources: Sequence[str]) -> Asking[tuple[list[str], list[str]]]:
@@ -319,7 +371,7 @@ def dkim(key: Key) -> Asking[Entry]:
         return _entry("DKIM", question, answer.records, wanted, ok, detail)
 
     if answer.status is Status.FAILED:
-        return _unknown("DKIM", question, key.record, answer)
+        return _unknown("DKIM", question, answer)
     if not answer.records:
         return entry(False, f"there is no record {state}")
     if len(answer.records) > 1:
@@ -361,14 +413,19 @@ def _flags(record: str) -> list[str]:
 # ---------------------------------------------------------------------------- DMARC
 
 
-def dmarc(domain: str, *, signs: bool, return_path: str = "") -> Asking[Entry]:
-    """Whether there is one policy that can be used, and what of our mail is aligned by it.
+class Policy(NamedTuple):
+    """The policy of DMARC that is published: what is said of it, and what it asks for."""
 
-    `signs`: whether a key of the domain signs; `return_path`: the domain of return paths, where
-    that is another than From's.
-    """
+    entry: Entry
+    asks: str = ""
+    """None, quarantine or reject; empty: there is none that can be used."""
+    strict: bool = False
+    """Whether SPF is aligned by the very domain alone."""
+
+
+def dmarc(domain: str) -> Asking[Policy]:
+    """Which policy there is for mail of the domain; what is aligned by it, `aligned` says."""
     where = Question(f"_dmarc.{domain}", "TXT")
-    wanted = f"v=DMARC1; p=none; rua=mailto:postmaster@{domain}"
     organisation = organisational_domain(domain)
     question, records = where, list[str]()
     for name in dict.fromkeys((domain, organisation)):
@@ -377,35 +434,64 @@ def dmarc(domain: str, *, signs: bool, return_path: str = "") -> Asking[Entry]:
             continue
         answer = yield question
         if answer.status is Status.FAILED:
-            return _unknown("DMARC", question, wanted, answer)
+            return Policy(_unknown("DMARC", question, answer))
         records = [record for record in answer.records if _DMARC.match(record)]
         if records:
             break
     if not records:
-        return _entry("DMARC", where, (), wanted, False, "there is no policy")
+        return Policy(_entry("DMARC", where, (), None, False, "there is no policy"))
     if len(records) > 1:
         said = f"there are {len(records)} policies, so none counts"
-        return _entry("DMARC", question, records, records[0], False, said)
+        return Policy(_entry("DMARC", question, records, records[0], False, said))
     tags = {
         name.strip().lower(): value.strip().lower()
         for name, _, value in (part.partition("=") for part in reversed(records[0].split(";")))
     }
     inherited = question.name != where.name
-    policy = tags.get("sp" if inherited and "sp" in tags else "p", "")
-    if policy not in {"none", "quarantine", "reject"}:
-        said = f"the policy p={quoted(policy)} is none: it is none, quarantine or reject"
-        return _entry("DMARC", question, records, wanted, False, said)
-    aligned = []
-    if signs:
-        aligned.append("signatures (d= is From's own domain)")
-    if not return_path or _aligns(return_path, domain, strict=tags.get("aspf") == "s"):
-        aligned.append("SPF")
-    by = " and ".join(aligned)
-    said = f"p={policy}"
-    if not aligned:
-        said += f"; nothing aligns: no key signs, and return paths are at {return_path}"
-        return _entry("DMARC", question, records, None, False, said)
-    return _entry("DMARC", question, records, None, True, f"{said}; aligned by {by}")
+    asks = tags.get("sp" if inherited and "sp" in tags else "p", "")
+    if asks not in {"none", "quarantine", "reject"}:
+        said = f"the policy p={quoted(asks)} is none: it is none, quarantine or reject"
+        return Policy(_entry("DMARC", question, records, None, False, said))
+    entry = _entry("DMARC", question, records, None, True, f"p={asks}")
+    return Policy(entry, asks, tags.get("aspf") == "s")
+
+
+def aligned(
+    policy: Policy,
+    domain: str,
+    signatures: Iterable[Entry],
+    sender: Entry,
+    reports_to: str | None,
+) -> Entry:
+    """What is said of a policy, and of what it will find aligned of the domain's mail.
+
+    `signatures`: of each key that signs; `sender`: SPF of the domain that mail has in MAIL FROM;
+    `reports_to`: an address that takes reports, if one does.
+    """
+    entry = policy.entry
+    if not policy.asks:
+        if entry.ok is None or entry.wanted is not None:
+            return entry
+        wanted = "v=DMARC1; p=none"
+        return entry._replace(
+            wanted=wanted if reports_to is None else f"{wanted}; rua=mailto:{reports_to}"
+        )
+    signed = [one.ok for one in signatures]
+    by = []
+    if True in signed:
+        by.append("signatures (d= is From's own domain)")
+    same = _aligns(sender.name, domain, strict=policy.strict)
+    if same and sender.ok:
+        by.append("SPF")
+    lacks = f"; not by SPF of {sender.name}" if not same or sender.ok is False else ""
+    if by:
+        found = f"{entry.detail}; aligned by {' and '.join(by)}"
+        return entry._replace(detail=in_one_line(found + lacks, 4096))
+    if None in signed or (same and sender.ok is None):
+        said = "what aligns nobody can say"
+        return entry._replace(ok=None, detail=f"{entry.detail}; {said}")
+    said = "nothing aligns: no key whose record is there signs"
+    return entry._replace(ok=False, detail=in_one_line(f"{entry.detail}; {said}{lacks}", 4096))
 
 
 def _aligns(vouched: str, domain: str, *, strict: bool) -> bool:
@@ -417,24 +503,35 @@ def _aligns(vouched: str, domain: str, *, strict: bool) -> bool:
 # ------------------------------------------------------------------ MTA-STS, TLS-RPT
 
 
-def mta_sts(domain: str, new_id: str) -> Asking[Entry]:
-    """Whether the domain says that it has a policy (RFC 8461); `new_id`: of one to be published."""
+def mta_sts(domain: str) -> Asking[Entry]:
+    """Whether the domain says that it has a policy (RFC 8461); `stated` is what to publish."""
     question = Question(f"_mta-sts.{domain}", "TXT")
-    wanted = f"v=STSv1; id={new_id}"
     answer = yield question
     if answer.status is Status.FAILED:
-        return _unknown("MTA-STS", question, wanted, answer)
+        return _unknown("MTA-STS", question, answer)
     records = sts.records(answer.records)
     if len(records) == 1 and sts.id_of(records[0]):
         return _entry("MTA-STS", question, records, None, True, "the domain says it has a policy")
     if not records:
         said = "there is none; where it and its policy are, mail to the domain comes by TLS alone"
-        return _entry("MTA-STS", question, (), wanted, False, said)._replace(optional=True)
+        return _entry("MTA-STS", question, (), None, False, said)._replace(optional=True)
     if len(records) > 1:
         said = f"there are {len(records)} records, so none counts"
     else:
         said = "it has no id= of letters and digits"
-    return _entry("MTA-STS", question, records, wanted, False, said)
+    return _entry("MTA-STS", question, records, None, False, said)
+
+
+def stated(entry: Entry, policy: Entry, new_id: str) -> Entry:
+    """What is said of the record, once it is known whether there is a policy for it to announce.
+
+    Without one, the record would be wrong where none is merely missing.
+    """
+    if entry.ok is not False:
+        return entry
+    if policy.ok:
+        return entry._replace(wanted=f"v=STSv1; id={new_id}")
+    return entry._replace(detail=f"{entry.detail}; first its policy is to be there")
 
 
 def sts_policy(
@@ -444,19 +541,14 @@ def sts_policy(
 
     `body`: None where there is none, for `trouble`; `known`: whether that is certain.
     """
-    proposed = "\n".join(
-        [
-            "version: STSv1",
-            "mode: testing",
-            *(f"mx: {host}" for host in hosts or (f"mail.{domain}",)),
-            f"max_age: {POLICY_AGE}",
-        ]
-    )
+    lines = ["version: STSv1", "mode: testing", *(f"mx: {host}" for host in hosts)]
+    proposed = "\n".join([*lines, f"max_age: {POLICY_AGE}"]) if hosts else None
     question = Question(sts.policy_url(domain), "TXT")
 
     def entry(ok: bool | None, detail: str) -> Entry:
         found = () if body is None else body.decode("utf-8", "replace").splitlines()
-        made = _entry("MTA-STS policy", question, found, None if ok else proposed, ok, detail)
+        wanted = proposed if ok is False else None
+        made = _entry("MTA-STS policy", question, found, wanted, ok, detail)
         return made._replace(type="HTTPS")
 
     if body is None:
@@ -472,24 +564,33 @@ def sts_policy(
 
 
 def tls_reports(domain: str) -> Asking[Entry]:
-    """Whether the domain says where reports of TLS go (RFC 8460)."""
+    """Whether the domain says where reports of TLS go (RFC 8460); see `reporting`."""
     question = Question(f"_smtp._tls.{domain}", "TXT")
-    wanted = f"v=TLSRPTv1; rua=mailto:postmaster@{domain}"
     answer = yield question
     if answer.status is Status.FAILED:
-        return _unknown("TLS-RPT", question, wanted, answer)
+        return _unknown("TLS-RPT", question, answer)
     records = [record for record in answer.records if _REPORTS.match(record)]
     if len(records) == 1 and _REPORTS_TO.search(records[0]):
         said = "reports of TLS to the domain have an address"
         return _entry("TLS-RPT", question, records, None, True, said)
     if not records:
         said = "there is none; with it, others report where mail to the domain could not use TLS"
-        return _entry("TLS-RPT", question, (), wanted, False, said)._replace(optional=True)
+        return _entry("TLS-RPT", question, (), None, False, said)._replace(optional=True)
     if len(records) > 1:
         said = f"there are {len(records)} records, so none counts"
     else:
         said = "it has no rua= that is mailto: or https:"
-    return _entry("TLS-RPT", question, records, wanted, False, said)
+    return _entry("TLS-RPT", question, records, None, False, said)
+
+
+def reporting(entry: Entry, domain: str, reports_to: str | None) -> Entry:
+    """What is said of the record, where reports can go to this address, or to none."""
+    if entry.ok is not False:
+        return entry
+    if reports_to is None:
+        said = f"postmaster@{domain} is no mailbox here"
+        return entry._replace(detail=f"{entry.detail}; {said}")
+    return entry._replace(wanted=f"v=TLSRPTv1; rua=mailto:{reports_to}")
 
 
 # ----------------------------------------------------------------------------- DANE
@@ -526,7 +627,7 @@ def reverse(address: str, host: str | None) -> Asking[Entry]:
     wanted = f"{host}." if host else None
     answer = yield question
     if answer.status is Status.FAILED:
-        return _unknown("PTR", question, wanted, answer)
+        return _unknown("PTR", question, answer)
     if not answer.records:
         said = f"{address} has no name, and many refuse mail from such an address"
         return _entry("PTR", question, (), wanted, False, said)

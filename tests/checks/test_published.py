@@ -6,26 +6,32 @@ import pytest
 
 from relay.checks.published import (
     Entry,
+    Here,
     Key,
+    Use,
+    aligned,
+    beside,
     dane,
     dkim,
     dmarc,
     mta_sts,
     mx,
+    reporting,
     reverse,
     sender_policy,
+    stated,
     sts_policy,
     tls_reports,
 )
-from relay.dns.questions import FAILED, Proof
+from relay.dns.questions import FAILED, Answer, Proof
 from tests.checks.asking import Zone, answered
 
 D = "shop.example"
 HOSTS: Zone = {("mx.shop.example", "A"): "192.0.2.1", ("out.example", "A"): "192.0.2.9"}
 
 
-def exchange(zone: Zone) -> Entry:
-    return answered(mx(D, "relay.shop.example"), zone).entry
+def exchange(zone: Zone, here: Here | None = None, use: Use = Use.MAILBOXES) -> Entry:
+    return answered(mx(D, "relay.shop.example", here or Here(), use), zone).entry
 
 
 @pytest.mark.parametrize(
@@ -40,12 +46,34 @@ def exchange(zone: Zone) -> Entry:
     ],
 )
 def test_mx_leads_to_hosts_with_addresses(records, ok):
-    """A null MX and a host without an address will not do; what nobody answers is not wrong."""
+    """A null MX and a host without an address will not do; what nobody answers is not wrong, and
+    nothing is to be published for it."""
     zone = {**HOSTS, (D, "MX"): records, ("lost.shop.example", "A"): FAILED}
     entry = exchange(zone)
     assert entry.ok is ok
-    assert entry.wanted == (None if ok or records == "10 lost.shop.example" else
-                            "10 relay.shop.example.")  # fmt: skip
+    assert entry.wanted == ("10 relay.shop.example." if ok is False else None)
+
+
+@pytest.mark.parametrize(
+    ("here", "use", "ok", "said"),
+    [
+        (Here({"mx.shop.example"}), Use.OTHERS, False, "mx.shop.example, this relay, which takes"),
+        (Here((), {"192.0.2.1"}), Use.OTHERS, False, "RELAY_SMTP__DOMAINS lacks it"),
+        (Here({"relay.shop.example"}, {"192.0.2.2"}), Use.OTHERS, True, "each of its hosts has an"),
+        (Here({"mx.shop.example"}), Use.MAILBOXES, True, "mx.shop.example is this relay"),
+        (Here(), Use.MAILBOXES, True, "each of its hosts has an address"),
+        (Here((), {"192.0.2.1"}), Use.RETURN_PATHS, True, "mx.shop.example is this relay"),
+        (Here({"relay.shop.example"}), Use.RETURN_PATHS, None, "to which bounces have to come"),
+    ],
+)
+def test_mx_that_leads_to_this_relay_is_for_what_it_takes(here, use, ok, said):
+    """By name or address: mail that it refuses is lost there, bounces that go elsewhere are, too;
+    where nobody can say whether a host is this relay, that is said of bounces alone."""
+    entry = exchange({**HOSTS, (D, "MX"): "10 mx.shop.example"}, here, use)
+    assert (entry.ok, entry.wanted) == (ok, None)
+    assert said in entry.detail
+    missing = exchange(HOSTS, here, use)
+    assert missing.wanted == (None if use is Use.OTHERS else "10 relay.shop.example.")
 
 
 def policy(zone: Zone, *upstreams: str, sources: tuple[str, ...] = ()) -> Entry:
@@ -73,7 +101,8 @@ def policy(zone: Zone, *upstreams: str, sources: tuple[str, ...] = ()) -> Entry:
         (["v=spf1 a -all", "v=spf1 mx -all"], (), (), False, "v=spf1 a mx ~all"),
         (["something", "v=spf1 mx -all"], (), (), True, None),
         ("v=spf10 mx -all", ("out.example",), (), False, "v=spf1 a:out.example ~all"),
-        (FAILED, ("out.example",), (), None, "v=spf1 a:out.example ~all"),
+        (FAILED, ("out.example",), (), None, None),
+        ([], ("lost.example",), (), False, None),
     ],
 )
 def test_spf_lets_in_where_mail_leaves_from(record, upstreams, sources, ok, wanted):
@@ -114,7 +143,15 @@ def test_dkim_is_our_key_however_it_is_spelt(record, ok):
     key = Key("s._domainkey.shop.example", "v=DKIM1; k=rsa; p=AAAA", "active")
     entry = answered(dkim(key), {(key.name, "TXT"): record})
     assert entry.ok is ok
-    assert entry.wanted == (None if ok else key.record)
+    assert entry.wanted == (key.record if ok is False else None)
+
+
+def spf_entry(name: str, *, ok: bool | None = True) -> Entry:
+    return Entry("SPF", name, "TXT", None, "v=spf1 mx ~all", ok, "so it is")
+
+
+def signed(*oks: bool | None) -> list[Entry]:
+    return [Entry("DKIM", "s._domainkey.shop.example", "TXT", None, None, ok) for ok in oks]
 
 
 @pytest.mark.parametrize(
@@ -135,11 +172,62 @@ def test_dkim_is_our_key_however_it_is_spelt(record, ok):
 )
 def test_dmarc_is_one_policy_by_which_something_aligns(own, above, signs, path, ok):
     """Its own or that of its organisation."""
+    domain = "mail.shop.example"
     zone = {("_dmarc.mail.shop.example", "TXT"): own, ("_dmarc.shop.example", "TXT"): above}
-    if path:
-        path = path.replace("b.", "b.mail.")
-    entry = answered(dmarc("mail.shop.example", signs=signs, return_path=path), zone)
+    path = path.replace("b.", "b.mail.") or domain
+    policy = answered(dmarc(domain), zone)
+    entry = aligned(policy, domain, signed(*[True] * signs), spf_entry(path), None)
     assert entry.ok is ok, entry
+
+
+@pytest.mark.parametrize(
+    ("signatures", "sender", "ok", "said"),
+    [
+        ((True, True), True, True, "aligned by signatures (d= is From's own domain) and SPF"),
+        ((False, True), False, True, "aligned by signatures (d= is From's own domain); not by SPF"
+         " of b.shop.example"),
+        ((False, False), True, True, "p=none; aligned by SPF"),
+        ((True,), None, True, "p=none; aligned by signatures (d= is From's own domain)"),
+        ((None, False), False, None, "what aligns nobody can say"),
+        ((), None, None, "what aligns nobody can say"),
+        ((False,), False, False, "nothing aligns: no key whose record is there signs; not by"),
+        ((), False, False, "nothing aligns"),
+    ],
+)  # fmt: skip
+def test_dmarc_counts_what_is_published(signatures, sender, ok, said):
+    """A key that signs but is not in the DNS aligns nothing, nor does SPF of a domain of return
+    paths that publishes none."""
+    policy = answered(dmarc(D), {("_dmarc.shop.example", "TXT"): "v=DMARC1; p=none"})
+    path = spf_entry("b.shop.example", ok=sender)
+    entry = aligned(policy, D, signed(*signatures), path, None)
+    assert entry.ok is ok, entry
+    assert said in entry.detail
+    elsewhere = aligned(policy, D, signed(True), spf_entry("b.other.example"), None)
+    assert "not by SPF of b.other.example" in elsewhere.detail
+
+
+@pytest.mark.parametrize("to", ["postmaster@shop.example", None])
+@pytest.mark.parametrize("record", [[], "v=DMARC1; p=maybe", FAILED])
+def test_reports_are_asked_for_where_somebody_takes_them(record, to):
+    """Of DMARC and of TLS; the latter are of no use without, and nothing is wanted on SERVFAIL."""
+    names = {("_dmarc.shop.example", "TXT"): record, ("_smtp._tls.shop.example", "TXT"): record}
+    policy = aligned(answered(dmarc(D), names), D, (), spf_entry(D), to)
+    reports = reporting(answered(tls_reports(D), names), D, to)
+    if isinstance(record, Answer):
+        assert (policy.ok, policy.wanted, reports.ok, reports.wanted) == (None, None, None, None)
+        return
+    rua = f"; rua=mailto:{to}" if to else ""
+    assert policy.wanted == f"v=DMARC1; p=none{rua}"
+    assert reports.wanted == (f"v=TLSRPTv1{rua}" if to else None)
+    assert ("postmaster@shop.example is no mailbox here" in reports.detail) is (to is None)
+
+
+@pytest.mark.parametrize(("ok", "optional"), [(True, False), (False, True), (None, True)])
+def test_spf_of_the_author_is_advice_where_return_paths_are_elsewhere(ok, optional):
+    """Receivers look at the domain of MAIL FROM."""
+    entry = beside(spf_entry(D, ok=ok), "b.shop.example")
+    assert (entry.ok, entry.optional) == (ok, optional)
+    assert ("of return paths, at b.shop.example" in entry.detail) is optional
 
 
 @pytest.mark.parametrize(
@@ -154,8 +242,14 @@ def test_dmarc_is_one_policy_by_which_something_aligns(own, above, signs, path, 
     ],
 )
 def test_mta_sts_is_one_record_with_an_id(record, ok):
-    """RFC 8461, 3.1."""
-    assert answered(mta_sts(D, "1"), {("_mta-sts.shop.example", "TXT"): record}).ok is ok
+    """RFC 8461, 3.1; it is proposed only where there is a policy for it to announce."""
+    entry = answered(mta_sts(D), {("_mta-sts.shop.example", "TXT"): record})
+    assert entry.ok is ok
+    text = b"version: STSv1\nmode: none\nmax_age: 86400"
+    there = stated(entry, sts_policy(D, text, (), ""), "7")
+    missing = stated(entry, sts_policy(D, None, (), "it cannot be fetched"), "7")
+    assert (there.wanted, missing.wanted) == ("v=STSv1; id=7" if ok is False else None, None)
+    assert ("first its policy is to be there" in missing.detail) is (ok is False)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +273,8 @@ def test_a_policy_names_every_mx(text, ok):
     if not ok:
         assert entry.wanted is not None
         assert sts_policy(D, entry.wanted.encode(), ("mx.shop.example",), "").ok
+        # Where nobody knows the hosts, whatever it named would be wrong.
+        assert sts_policy(D, text.encode("latin-1"), (), "").wanted is None
 
 
 @pytest.mark.parametrize(
@@ -194,6 +290,7 @@ def test_a_policy_names_every_mx(text, ok):
 def test_tls_reports_have_an_address(record, ok):
     """RFC 8460, 3."""
     entry = answered(tls_reports(D), {("_smtp._tls.shop.example", "TXT"): record})
+    entry = reporting(entry, D, "postmaster@shop.example")
     assert entry.ok is ok
     if ok is False:
         again = {("_smtp._tls.shop.example", "TXT"): entry.wanted or ""}

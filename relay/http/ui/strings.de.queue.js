@@ -19,7 +19,7 @@ export default {
   "the message cannot be sent: {0}": "die Nachricht kann nicht gesendet werden: {0}",
   "the upstream is not usable": "der Upstream ist nicht zu gebrauchen",
   "an address literal is not delivered to": "an ein Adressliteral wird nicht zugestellt",
-  "mail for the domain would come back to this relay": "Mail für die Domain käme zu diesem Relay zurück",
+  "mail for the domain would come back to this relay: RELAY_SMTP__DOMAINS lacks it": "Mail für die Domain käme zu diesem Relay zurück: Sie fehlt in RELAY_SMTP__DOMAINS",
   "no address of the domain's servers is known: {0}": "keine Adresse der Server der Domain ist bekannt: {0}",
   "none of the domain's exchangers has a usable name": "kein Mailserver der Domain hat einen brauchbaren Namen",
   "none of the domain's exchangers has an address": "kein Mailserver der Domain hat eine Adresse",

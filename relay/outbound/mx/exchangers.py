@@ -116,7 +116,8 @@ def candidates(
     if mine is not None:
         found = [(number, name) for number, name in found if number < mine]
         if not found:
-            return Unreachable(True, "5.4.6", "mail for the domain would come back to this relay")
+            said = "mail for the domain would come back to this relay: RELAY_SMTP__DOMAINS lacks it"
+            return Unreachable(True, "5.4.6", said)
     once: dict[str, int] = {}
     for number, name in found:
         once.setdefault(name, number)

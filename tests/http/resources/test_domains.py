@@ -50,6 +50,11 @@ async def serve_policy(folder: Path, nursery: trio.Nursery) -> tuple[ssl.SSLCont
     return trusting, plain.socket.getsockname()[1]
 
 
+async def postmaster(address: str) -> bool:
+    """A relay that has a mailbox postmaster@ each of its domains, and no other."""
+    return address.startswith("postmaster@")
+
+
 class _Here(Poster):
     """Asks at another port than 443, which only root may serve."""
 
@@ -86,8 +91,8 @@ async def test_a_domain_is_checked(
             senders,
             lambda resolve: _Here(allow_private=True, context=lambda: trusting, resolve=resolve),
             upstream="smtps://out.example:465",
-            host="relay.shop.example",
-            received=["shop.example"],
+            received=["relay.shop.example", "shop.example"],
+            takes=postmaster,
         )
         async with open_house(
             database_url, pool, keyring=house.keyring, domain_checks=checks
@@ -110,6 +115,7 @@ async def test_a_domain_is_checked(
                 "MTA-STS policy https://mta-sts.shop.example/.well-known/mta-sts.txt": True,
                 "TLS-RPT _smtp._tls.shop.example": False,
             }
+            assert found["MX shop.example"]["detail"] == "each of its hosts has an address"
             assert [one["record"] for one in found.values() if one["optional"]] == ["TLS-RPT"]
             # What is wanted is published: the keys in strings, one of them elsewhere.
             rsa, ed25519 = made.keys
@@ -143,6 +149,89 @@ async def test_what_nobody_answers_is_not_called_wrong(
         assert by["MTA-STS policy"]["ok"] is False
         assert "not on the public internet" in by["MTA-STS policy"]["detail"]
         assert by["DKIM"]["ok"] is False
+
+
+async def test_mail_with_return_paths_of_its_own_is_checked_by_their_domain(
+    database_url: str, pool: Pool, nursery: trio.Nursery
+):
+    """MX and SPF of the domain that receivers look up: with neither, bounces are lost, and SPF of
+    From's domain aligns nothing; of that domain by itself nothing is asked that From's has."""
+    zone = {
+        ("shop.example", "MX"): ["10 relay.shop.example."],
+        ("relay.shop.example", "A"): ["9.9.9.9"],
+        ("shop.example", "TXT"): ['"v=spf1 ip4:9.9.9.9 -all"'],
+        ("_dmarc.shop.example", "TXT"): ['"v=DMARC1; p=reject"'],
+    }
+    names: DnsServer = await nursery.start(DnsServer(zone, negative=0).run)
+    has_mailbox = [False]
+
+    async def takes(_: str) -> bool:
+        return has_mailbox[0]
+
+    async def chosen() -> list[str]:
+        return ["9.9.9.9"]
+
+    async with open_house(database_url, pool, dns=names.address) as house:
+        keys = DkimKeys(pool, house.keyring.vault)
+        made = await keys.create("shop.example", "s1")
+
+        async def entries(domain: str, *received: str) -> dict[tuple[str, str], Any]:
+            checks = DomainChecks(
+                lambda: Resolver([names.address]),
+                keys,
+                Senders(pool, house.keyring.vault),
+                lambda resolve: Poster(resolve=resolve),
+                upstream="mx:",
+                received=["relay.shop.example", *received],
+                bounce_domain="returns.shop.example",
+                takes=takes,
+                served=True,
+                leaving=chosen,
+            )
+            return {(one.record, one.name): one for one in await checks.check(domain)}
+
+        found = await entries("shop.example")
+        mx, spf = found["MX", "shop.example"], found["SPF", "returns.shop.example"]
+        assert (mx.ok, mx.wanted) == (False, None)
+        assert "takes no mail for the domain" in mx.detail
+        assert (spf.ok, spf.wanted) == (False, "v=spf1 ip4:9.9.9.9 ~all")
+        assert found["SPF", "shop.example"].ok
+        missing = found["MX", "returns.shop.example"]
+        assert (missing.ok, missing.wanted) == (False, "10 relay.shop.example.")
+        policy = found["DMARC", "_dmarc.shop.example"]
+        assert policy.ok is False
+        assert policy.detail.endswith("signs; not by SPF of returns.shop.example")
+        assert found["TLS-RPT", "_smtp._tls.shop.example"].wanted is None  # it would be refused
+
+        zone["returns.shop.example", "TXT"] = [f'"{spf.wanted}"']
+        zone["returns.shop.example", "MX"] = ["10 relay.shop.example."]
+        for key in made.keys:
+            zone[key.name, "TXT"] = [in_strings(key.record)]
+        has_mailbox[0] = True
+        found = await entries("shop.example", "shop.example")
+        wrong = {name for name, one in found.items() if one.ok is False and not one.optional}
+        assert wrong == {("PTR", "9.9.9.9.in-addr.arpa")}
+        said = found["DMARC", "_dmarc.shop.example"].detail
+        assert said == "p=reject; aligned by signatures (d= is From's own domain) and SPF"
+        reports = found["TLS-RPT", "_smtp._tls.shop.example"]
+        assert reports.wanted == "v=TLSRPTv1; rua=mailto:postmaster@shop.example"
+        # The record is advised where its policy is: alone, it would be wrong.
+        assert found["MTA-STS", "_mta-sts.shop.example"].wanted is None
+        policy_at = "https://mta-sts.shop.example/.well-known/mta-sts.txt"
+        assert found["MTA-STS policy", policy_at].optional
+
+        found = await entries("returns.shop.example")
+        assert {record: one.ok for (record, _), one in found.items()} == {
+            "MX": True,
+            "SPF": True,
+            "DANE": False,
+            "PTR": False,
+        }
+        zone["returns.shop.example", "MX"] = ["10 elsewhere.example."]
+        zone["elsewhere.example", "A"] = ["8.8.8.8"]
+        for domain in ("returns.shop.example", "shop.example"):
+            found = await entries(domain, "shop.example")
+            assert found["MX", "returns.shop.example"].ok is None
 
 
 @pytest.mark.parametrize(
@@ -190,8 +279,8 @@ async def test_where_direct_mail_leaves_from_has_a_name_that_leads_back(
             Senders(pool, house.keyring.vault),
             lambda resolve: Poster(resolve=resolve),
             upstream=upstream,
-            host="relay.shop.example",
-            received=[],
+            received=["relay.shop.example"],
+            takes=postmaster,
             sources=parse_sources(sources),
             leaving=chosen,
         )
