@@ -69,7 +69,7 @@ _POLICY = re.compile(
     # of whoever sends it
     r"|black ?-?list|block ?-?list|\bblocked\b|reputation|dnsbl|\brbl\b|spamhaus|\bzen\b"
     r"|(?<!not )(?<!n't )\blisted\b|\bip\b|rdns|reverse dns|sending activity|sender rejected"
-    r"|dmarc|\bspf\b|dkim|authenticat|unauthori[sz]ed"
+    r"|dmarc|\bspf\b|dkim|authenticat|unauthori[sz]ed|resource record"
     # what they let nobody do
     r"|policy|denied|forbidden|prohibited|restrict|not (?:allowed|permitted|authori[sz]ed)"
     r"|relay(?:ing)? (?:access|not|is not)|(?:not|unable to|cannot|do not|don't|no) relay"
@@ -79,14 +79,15 @@ _POLICY = re.compile(
 _PASSING = re.compile(r"temporar|try again|dns (?:failure|error|time)", re.IGNORECASE)
 
 
-def is_for_policy(text: str) -> bool:
-    """Whether the words of a refusal say that it is for policy: not for there being nobody."""
+def may_be_gone(text: str) -> bool:
+    """Whether the words of a refusal leave it to be for there being nobody: neither for policy nor,
+    whatever its code, for now.
+    """
+    return not _is_for_policy(text) and _PASSING.search(_without_paths(text)) is None
+
+
+def _is_for_policy(text: str) -> bool:
     return _POLICY.search(_without_paths(text)) is not None
-
-
-def is_passing(text: str) -> bool:
-    """Whether the words of a refusal say that it is for now, whatever its code."""
-    return _PASSING.search(_without_paths(text)) is not None
 
 
 def _without_paths(text: str) -> str:
@@ -142,12 +143,12 @@ def _of(one: Recipient, *, named: bool) -> Finding | None:
         return Finding(Kind.DELAYED, enhanced, one.diagnostic)
     if action != "failed" or one.status.startswith("2"):
         return None
-    fits = named and not is_for_policy(one.diagnostic) and not _is_policy(one)
+    fits = named and not _is_for_policy(one.diagnostic) and not _is_policy(one)
     return Finding(
         Kind.BOUNCED,
         enhanced,
         one.diagnostic,
-        suppress=fits and enhanced in _GONE and not is_passing(one.diagnostic),
+        suppress=fits and enhanced in _GONE and may_be_gone(one.diagnostic),
         is_full=fits and enhanced is not None and enhanced.endswith(".2.2"),
     )
 

@@ -698,7 +698,7 @@ BUGS = (
     Planted(
         "who refuses for policy is suppressed",
         "relay/returns/law.py",
-        "        suppress=fits and enhanced in _GONE and not is_passing(one.diagnostic),",
+        "        suppress=fits and enhanced in _GONE and may_be_gone(one.diagnostic),",
         "        suppress=named,",
         "and nobody said why",
         seed=5,

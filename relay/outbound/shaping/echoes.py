@@ -33,7 +33,12 @@ _LONGEST = 4000  # characters; a reply that is longer is cut
 
 def unechoed(text: str, words: Collection[str]) -> str:
     """The text of a reply without `words`: addresses of the mail that it answers, its subject."""
-    return _QUOTES.sub(_CUT, _BRACKETS.sub(_CUT, without(text, words)))
+    return unquoted(without(text, words))
+
+
+def unquoted(text: str) -> str:
+    """A text without what it has in brackets and quotes."""
+    return _QUOTES.sub(_CUT, _BRACKETS.sub(_CUT, text))
 
 
 def without(text: str, words: Collection[str]) -> str:

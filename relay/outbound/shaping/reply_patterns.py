@@ -10,6 +10,7 @@ A pattern is a regular expression of a small kind, without regard to case:
 | one of several            | `(user|sender)`          |
 | none or one, so many      | `s?`, `\d{1,3}`          |
 | anything in between       | `from .* exceeded`       |
+| the beginning, the end    | `^no`, `unavailable$`    |
 
 `.*` stands between pieces, outside of parentheses: each piece is looked for behind the one before
 it, and takes as much as it can.  There is no other repetition without an end, nothing that refers
@@ -59,7 +60,8 @@ class Pattern:
 
     def found_in(self, text: str) -> bool:
         """Whether the pieces stand in a text, one behind the other."""
-        text = text[:MOST_LOOKED_AT]
+        # Where it is cut it does not end.
+        text = text[:MOST_LOOKED_AT] + ("\u2026" if len(text) > MOST_LOOKED_AT else "")
         at = 0
         for piece in self._pieces:
             match = piece.search(text, at)

@@ -10,8 +10,8 @@ Promises
 - What is misspelt or cannot be used is a `ConfigError` that names the file and the line.
 - A site is a provider's by its hosts only if all of its exchangers are: who names a provider's
   server beside one of their own cannot have replies of their own count for the provider.
-- Suppressing takes a final refusal (5yz) of this recipient, and never one of policy (5.7.z): that
-  is about the sender.
+- Suppressing takes a final refusal (5yz) of this recipient, and never one of policy (5.7.z, or
+  words of it), which is about the sender, or for now; whatever else of a reply a rule fits.
 - A reply is looked at for a time that does not depend on what it is (`reply_patterns`).
 
 Fails: `parse` with `ConfigError`.
@@ -34,7 +34,7 @@ from relay.errors import ConfigError
 from relay.outbound.pacing.rate import Rate
 from relay.outbound.shaping.reply_patterns import Pattern, compile_pattern
 from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
-from relay.returns.law import is_for_policy, is_passing
+from relay.returns.law import may_be_gone
 from relay.settings import duration
 from relay.smtp.client import Outcome, Phase, Verdict
 
@@ -87,8 +87,12 @@ class ReplyRule:
     after: int = 1
     """Of so many within `WITHIN` seconds."""
 
-    def fits(self, outcome: Outcome) -> bool:
-        """Whether an outcome is such a reply."""
+    def fits(self, outcome: Outcome, whole: str | None = None) -> bool:
+        """Whether an outcome is such a reply.
+
+        `whole`: its text with what was left out of it that may forbid suppressing; None: nothing
+        was.
+        """
         if outcome.code is None or outcome.verdict is Verdict.DELIVERED:
             return False
         if self.codes and not any(_fits_code(code, outcome.code) for code in self.codes):
@@ -99,8 +103,8 @@ class ReplyRule:
             outcome.phase not in ABOUT_RECIPIENT
             or outcome.code < 500
             or (outcome.enhanced or "").startswith("5.7.")
-            # A code alone is not believed.
-            or (self.text is None and (is_for_policy(outcome.text) or is_passing(outcome.text)))
+            # Neither a code nor a line of several is believed alone.
+            or not may_be_gone(outcome.text if whole is None else whole)
         ):
             return False
         return self.text is None or self.text.found_in(outcome.text)
@@ -181,14 +185,18 @@ class Rules:
         """The provider of a name; `default` where there is none of it."""
         return next((each for each in self.providers if each.name == name), self.default)
 
-    def meaning(self, provider: Provider, outcome: Outcome) -> ReplyRule | None:
-        """The first rule, the provider's own before those for all, that fits a reply."""
+    def meaning(
+        self, provider: Provider, outcome: Outcome, whole: str | None = None
+    ) -> ReplyRule | None:
+        """The first rule, the provider's own before those for all, that fits a reply (`whole`: see
+        `ReplyRule.fits`).
+        """
         if outcome.code is None or outcome.verdict is Verdict.DELIVERED:
             return None
         rules = provider.replies
         if provider is not self.default:
             rules += self.default.replies
-        return next((rule for rule in rules if rule.fits(outcome)), None)
+        return next((rule for rule in rules if rule.fits(outcome, whole)), None)
 
     @property
     def limits_rates(self) -> bool:

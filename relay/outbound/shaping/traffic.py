@@ -38,7 +38,7 @@ from relay.outbound.pacing.gates import GateKey
 from relay.outbound.pacing.held_back import MOST_DOMAINS, Standing, Why
 from relay.outbound.pacing.rate import Rate
 from relay.outbound.routing.sources import Sources
-from relay.outbound.shaping.echoes import unechoed, without
+from relay.outbound.shaping.echoes import unquoted, without
 from relay.outbound.shaping.rules import (
     LEAST_FACTOR,
     STEP,
@@ -49,7 +49,6 @@ from relay.outbound.shaping.rules import (
     ReplyRule,
     Rules,
 )
-from relay.returns.law import is_for_policy, is_passing
 from relay.smtp.client import Outcome, Verdict
 
 MOST_SEEN = 20_000
@@ -274,10 +273,6 @@ class Traffic:
         rule = self._meaning(receiver, outcome, own)
         if rule is None:
             return None
-        if rule.asks is Asks.SUPPRESS and rule.text is None:
-            text = without(outcome.text, own)
-            if is_for_policy(text) or is_passing(text):
-                return None
         if rule.asks is Asks.SUSPEND and provider is rules.default:
             rule = replace(rule, after=max(rule.after, LEAST_REPLIES))
         if not self._counts.met((receiver, rule.asks), rule, now):
@@ -310,8 +305,9 @@ class Traffic:
     def _meaning(
         self, receiver: Receiver, outcome: Outcome, own: Collection[str]
     ) -> ReplyRule | None:
-        said = outcome._replace(text=unechoed(outcome.text, own))
-        return self.rules.meaning(self.provider_of(receiver), said)
+        whole = without(outcome.text, own)
+        said = outcome._replace(text=unquoted(whole))
+        return self.rules.meaning(self.provider_of(receiver), said, whole)
 
     def take_over(self, rows: Iterable[Learned], now: float) -> list[Learned]:
         """Have what all nodes know hold here; return what held here and is to end."""

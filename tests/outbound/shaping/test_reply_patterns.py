@@ -30,6 +30,11 @@ from relay.outbound.shaping.reply_patterns import MOST_LOOKED_AT, compile_patter
         (r"x{2,3}y", "xy xxy", True),
         (r"a\.b\|c", "a.b|c", True),
         ("[^a-z]9", "a9", False),
+        ("^no such user", "No such user here", True),
+        ("^such user", "No such user here", False),
+        (r"unavailable\.?$", "mailbox unavailable.", True),
+        ("unavailable$", "mailbox unavailable for now", False),
+        ("no.*user$", "no such user", True),
         (r"[\]x]1", "]1", True),
     ],
 )
@@ -104,5 +109,6 @@ def test_a_text_without_an_end_is_looked_at_in_part():
     pattern = compile_pattern("a.*b.*c.*d.*e")
     assert pattern.found_in("abcde")
     assert not pattern.found_in("x" * MOST_LOOKED_AT + "abcde")
+    assert not compile_pattern("x$").found_in("x" * (MOST_LOOKED_AT + 1))
     few = steps(lambda: pattern.found_in("abcd" * 10))
     assert steps(lambda: pattern.found_in("abcd" * 100_000)) == few

@@ -124,6 +124,11 @@ def test_what_is_shipped_can_be_read_and_knows_the_large_providers():
         ("microsoft365", reply(550, "5.4.1", "Recipient address rejected: Access denied"), None),
         ("outlook", reply(550, "5.5.0", "Requested action not taken: mailbox unavailable"), None),
         ("gmx", reply(550, None, "Requested action not taken: mailbox unavailable"), Asks.SUPPRESS),
+        (
+            "gmx",
+            reply(550, None, "Requested action not taken: mailbox unavailable Unknown user"),
+            Asks.SUPPRESS,
+        ),
         ("gmx", reply(552, None, "Requested mail action aborted: exceeded storage"), None),
         ("gmx", reply(450, None, "Rate limit reached. Please try again later"), Asks.SUSPEND),
         ("", reply(550, "5.1.1", "no such user"), Asks.SUPPRESS),
@@ -139,6 +144,49 @@ def test_what_is_shipped_knows_what_providers_say(name: str, said: Outcome, asks
     verdict = Verdict.BOUNCED if final else Verdict.DEFERRED
     found = rules.meaning(provider, said._replace(verdict=verdict))
     assert (found and found.asks) == asks
+
+
+@pytest.mark.parametrize(
+    ("last", "asks"),
+    [
+        # github.com/jstedfast/MailKit, issue 968
+        ("Failure sending mail. Try again later", None),
+        # github.com/loganmarchione/docker-postfixrelay, issue 46
+        ("Sender address is not allowed.", None),
+        ("invalid DNS MX or A/AAAA resource record", None),
+        ("Reject due to SPF policy. The originating IP of the message is not permitted", None),
+        ("Reject due to policy restrictions. For explanation visit https://x", Asks.SUSPEND),
+        ("For explanation visit https://postmaster.web.de/en/case?c=r1601", None),
+        ("A line that nobody knows yet", None),
+    ],
+)
+def test_the_last_line_of_a_refusal_by_gmx_decides(last: str, asks: Asks | None):
+    """Its first is the same for many: that the mailbox is unavailable."""
+    gmx = ShapingFile.load().rules.named("gmx")
+    said = reply(550, None, f"Requested action not taken: mailbox unavailable {last}")
+    found = ShapingFile.load().rules.meaning(gmx, said._replace(verdict=Verdict.BOUNCED))
+    assert (found and found.asks) == asks
+
+
+@pytest.mark.parametrize("last", ["Rejected for policy reasons", "Please try again later"])
+def test_nothing_that_is_shipped_suppresses_for_policy_or_for_now(last: str):
+    """Whatever a rule fits, with the code that it has."""
+    rules = ShapingFile.load().rules
+    gone = (
+        reply(550, "5.1.1", "no such user"),
+        reply(550, "5.1.10", "RecipientNotFound; not found"),
+        reply(554, None, "delivery error: dd This user doesn't have a yahoo.com account"),
+        reply(550, None, "Requested action not taken: mailbox unavailable unknown user"),
+    )
+    suppressing = set()
+    for provider in (*rules.providers, rules.default):
+        for said in gone:
+            found = rules.meaning(provider, said)
+            if found is not None and found.asks is Asks.SUPPRESS:
+                suppressing.add(said)
+            found = rules.meaning(provider, said._replace(text=f"{said.text} {last}"))
+            assert found is None or found.asks is not Asks.SUPPRESS
+    assert suppressing == set(gone)
 
 
 @pytest.mark.parametrize(
@@ -265,12 +313,10 @@ def test_only_a_final_refusal_of_a_recipient_suppresses():
         "temporary failure",
     ):
         assert not rule.fits(reply(550, "5.1.1", said))
-    # A rule of words says itself which.
-    assert (
-        parse("[[default.replies]]\ntext = 'as spam'\nsuppress = true", "rules.toml")
-        .default.replies[0]
-        .fits(reply(550, "5.1.1", "Rejected as spam"))
-    )
+    # Nor by a rule of words that fits one line of several.
+    of_words = parse("[[default.replies]]\ntext = 'no user'\nsuppress = true", "rules.toml")
+    assert of_words.default.replies[0].fits(reply(550, "5.1.1", "No user here"))
+    assert not of_words.default.replies[0].fits(reply(550, "5.1.1", "No user here Access denied"))
     assert not ReplyRule(Asks.SUPPRESS, 1, enhanced="5.1.x").fits(reply(450, "5.1.1"))
 
 
