@@ -12,12 +12,24 @@ Promises
     SES says                              the report
     ------------------------------------  -----------------------------------------------------
     Bounce, Permanent                     failed; of SES's own decisions (`_OWN`) nobody is named
-    Bounce, Transient; DeliveryDelay      delayed: answers of people on holiday are among these
+    Bounce, Transient: MailboxFull,       failed, for SES has given up ("Transient bounces are sent
+    or with a status of x.2.2             to you when a message has soft bounced several times, and
+                                          Amazon SES has stopped trying to re-deliver it"): a full
+                                          mailbox
+    Bounce, Transient, of other kinds     likewise, and nobody is named: it was of the mail, or is
+    (`_GAVE_UP`)                          of a time that is over
+    Bounce, Transient, General            what the attached report says; without one, nothing
+    DeliveryDelay                         delayed
     Complaint                             a complaint, of its complaintFeedbackType
     Complaint, by SES's own decision      failed, and nobody is named: it was never sent
     Bounce, Undetermined; anything else   none (`read` returns None)
 
 - What is kept of a text is printable, and bounded.
+
+Why General hangs on the report: answers of people on holiday (RFC 3834) come as such bounces, too
+(the guide, "Bounce types"; its simulator's ooto@ makes one).  They are no DSN, and `action` and
+`status` are there only "if a DSN is attached".  With one it is what no other kind fits: a domain
+that SES could not reach (5.4.4, "failed"), say.
 
 Fails: `MalformedReport` for a report without the members that it needs.  Pure.  Whether it is
 Amazon that says so is for the caller to find out first.
@@ -32,8 +44,16 @@ from relay.returns.report import COMPLAINT, DSN, Recipient, Report
 from relay.returns.upstream_report import MalformedReport, UpstreamReport, status_in, text_in
 
 _RECIPIENTS = 100
-_OWN = {"suppressed", "onaccountsuppressionlist", "unsubscribedrecipient"}
+_OWN = {
+    *("suppressed", "onaccountsuppressionlist", "ontenantsuppressionlist"),
+    *("emailvalidationsuppressed", "unsubscribedrecipient"),
+}
 """SES did not send it at all, for what it remembers: no receiver said anything of the address."""
+_FULL = "mailboxfull"
+_GAVE_UP = {
+    *(_FULL, "messagetoolarge", "contentrejected", "attachmentrejected", "customtimeoutexceeded")
+}
+"""Kinds of Transient that say themselves that SES has given up."""
 
 
 def read(text: str) -> UpstreamReport | None:
@@ -64,26 +84,42 @@ def _bounce(bounce: dict[str, Any]) -> Report | None:
     kind = bounce.get("bounceType")
     if not isinstance(kind, str):
         raise MalformedReport("bounce.bounceType is missing or is not a string.")
-    action = {"permanent": "failed", "transient": "delayed"}.get(kind.lower())
-    recipients = _recipients(bounce, "bouncedRecipients", action or "")
-    if action is None:
+    recipients = _recipients(bounce, "bouncedRecipients", "failed")
+    sub = text_in(bounce, "bounceSubType").lower()
+    if kind.lower() == "permanent":
+        if sub in _OWN:
+            recipients = tuple(one._replace(final="") for one in recipients)
+        return Report(DSN, recipients)
+    if kind.lower() != "transient":
         return None
-    if _is_own(bounce, "bounceSubType"):
-        recipients = tuple(one._replace(final="") for one in recipients)
-    return Report(DSN, recipients)
+    entries = [*bounce["bouncedRecipients"], {}]  # there is one recipient, whom none may name
+    found = [
+        _gave_up_on(one, sub, text_in(entry, "action").lower())
+        for one, entry in zip(recipients, entries, strict=False)
+    ]
+    known = tuple(filter(None, found))
+    return Report(DSN, known) if known else None
+
+
+def _gave_up_on(one: Recipient, sub: str, action: str) -> Recipient | None:
+    """Who is in a Transient bounce, with which SES has given up; None: it may be an answer."""
+    if action not in {"failed", "delayed"}:
+        if sub not in _GAVE_UP:
+            return None
+        action = "failed"
+    one = one._replace(action=action)
+    if one.status.endswith(".2.2"):
+        return one
+    return one._replace(status="5.2.2") if sub == _FULL else one._replace(final="")
 
 
 def _complaint(complaint: dict[str, Any]) -> Report:
     recipients = _recipients(complaint, "complainedRecipients", "failed")
-    if _is_own(complaint, "complaintSubType"):
+    if text_in(complaint, "complaintSubType").lower() in _OWN:
         said = "Amazon SES did not send it: the address is on the account's suppression list"
         return Report(DSN, tuple(one._replace(final="", diagnostic=said) for one in recipients))
     # Not every provider says of which kind it is.
     return Report(COMPLAINT, (), text_in(complaint, "complaintFeedbackType").lower() or "complaint")
-
-
-def _is_own(said: dict[str, Any], name: str) -> bool:
-    return text_in(said, name).lower() in _OWN
 
 
 def _recipients(said: dict[str, Any], name: str, action: str) -> tuple[Recipient, ...]:

@@ -31,9 +31,10 @@ def bounce(
     sub: str = "General",
     to: str = ADA,
     key: str = "notificationType",
+    action: str | None = "failed",
 ) -> dict[str, Any]:
     """A bounce of one recipient."""
-    one = {"emailAddress": to, "action": "failed", "status": status, "diagnosticCode": diagnostic}
+    one = {"emailAddress": to, "action": action, "status": status, "diagnosticCode": diagnostic}
     said = {"bounceType": kind, "bounceSubType": sub, "bouncedRecipients": [one]}
     return report("Bounce", "bounce", said, key=key)
 
@@ -69,10 +70,35 @@ CASES: list[tuple[str, dict[str, Any], Follows]] = [
      ("bounced", "5.1.1", False, False)),
     ("nobody named", report("Bounce", "bounce", {"bounceType": "Permanent",
      "bouncedRecipients": []}), ("bounced", None, False, False)),
-    ("transient", bounce("Transient", "4.2.2"), ("delayed", "4.2.2", False, False)),
-    ("transient, full", bounce("Transient", "5.2.2", sub="MailboxFull"),
-     ("delayed", "5.2.2", False, False)),
-    ("transient, gone", bounce("Transient"), ("delayed", "5.1.1", False, False)),
+    ("on a tenant's list", bounce(sub="OnTenantSuppressionList"),
+     ("bounced", "5.1.1", False, False)),
+    # SES has given up with each of these: a late bounce, which suppresses nobody at once.
+    ("stayed full", bounce("Transient", "4.2.2"), ("bounced", "4.2.2", False, True)),
+    ("full", bounce("Transient", "5.2.2", sub="MailboxFull"), ("bounced", "5.2.2", False, True)),
+    ("full, without a report", bounce("Transient", None, None, sub="MailboxFull", action=None),
+     ("bounced", "5.2.2", False, True)),
+    ("full, of a general status", bounce("Transient", "4.0.0", sub="MailboxFull"),
+     ("bounced", "5.2.2", False, True)),
+    ("somebody else's is full", bounce("Transient", sub="MailboxFull", to="eve@other.example"),
+     ("bounced", "5.2.2", False, False)),
+    ("too large", bounce("Transient", "5.3.4", sub="MessageTooLarge"),
+     ("bounced", "5.3.4", False, False)),
+    ("content", bounce("Transient", sub="ContentRejected"), ("bounced", "5.1.1", False, False)),
+    ("attachment", bounce("Transient", None, None, sub="AttachmentRejected", action=None),
+     ("bounced", None, False, False)),
+    ("too late", bounce("Transient", "4.4.7", sub="CustomTimeoutExceeded"),
+     ("bounced", "4.4.7", False, False)),
+    ("no such domain", bounce("Transient", "5.4.4", "smtp; 550 5.4.4 Invalid domain"),
+     ("bounced", "5.4.4", False, False)),
+    ("transient, gone", bounce("Transient"), ("bounced", "5.1.1", False, False)),
+    ("a delay of the receiver's own", bounce("Transient", "4.4.1", action="delayed"),
+     ("delayed", "4.4.1", False, False)),
+    ("nobody named is full", report("Bounce", "bounce", {"bounceType": "Transient",
+     "bounceSubType": "MailboxFull", "bouncedRecipients": []}), ("bounced", "5.2.2", False, False)),
+    # Of an answer there is no report, and so no action.
+    ("out of office", bounce("Transient", None, None, action=None), None),
+    ("of a kind to come, without a report", bounce("Transient", None, None, sub="Odd", action=None),
+     None),
     ("undetermined", bounce("Undetermined"), None),
     ("of a kind to come", bounce("Sideways"), None),
     ("delay", delay(), ("delayed", "4.4.1", False, False)),
