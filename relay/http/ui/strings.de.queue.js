@@ -45,7 +45,7 @@ export default {
   "there is none": "nicht vorhanden",
   "it matches no TLSA record": "es passt zu keinem TLSA-Eintrag",
   "its chain cannot be read": "seine Kette lässt sich nicht lesen",
-  "its chain takes too many signatures to verify": "für seine Kette wären zu viele Signaturen zu prüfen",
+  "its chain is too large to be verified": "seine Kette ist zu groß zum Prüfen",
   "no authority of a TLSA record has signed it": "keine Zertifizierungsstelle eines TLSA-Eintrags hat es signiert",
   "it has expired": "es ist abgelaufen",
   "it is not valid yet": "es gilt noch nicht",

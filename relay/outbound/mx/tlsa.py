@@ -20,8 +20,10 @@ Promises
   length, data that is no certificate or key) is told apart from one that does not match.
 - Of the digests of one usage and selector the strongest decides alone (RFC 7671, 9).
 - The work is bounded, whatever a stranger publishes or shows: by `MOST_RECORDS`, `MOST_SHOWN` and
-  `MOST_KEYS`, and of one chain `MOST_CHECKS` signatures are verified, with no RSA key of more bits
-  than `MOST_BITS` or an exponent above `MOST_EXPONENT`.
+  `MOST_KEYS`.  Of what an authority must match `MOST_BYTES` and `MOST_NAMES` are looked at, names
+  against constraints in the sum of both, not their product; and of one chain `MOST_CHECKS`
+  signatures are verified, with no RSA key of more bits than `MOST_BITS` or an exponent above
+  `MOST_EXPONENT`.  What has more matches nothing.
 
 Fails: never; what is wrong is a `Wrong`.
 
@@ -36,6 +38,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from cryptography import x509
@@ -51,12 +54,18 @@ MOST_RECORDS = 32
 """Records of a server that are looked at."""
 MOST_SHOWN = 10
 """Certificates of a server that are looked at."""
+MOST_BYTES = 65_536
+"""Bytes of the certificates that a server shows; a chain of three has 4 kB."""
+MOST_NAMES = 1_000
+"""Names of a server's certificate; public authorities sign 100 to 250."""
 MOST_KEYS = 4
 """Authorities' keys that stand whole in records (2 1 0) with which signatures are verified."""
 MOST_CHECKS = 24
 """Signatures of one chain that are verified."""
 MOST_BITS = 4096
 MOST_EXPONENT = 1 << 32
+
+_LONGEST_NAME = 253
 
 TRUST_ANCHOR, END_ENTITY = 2, 3
 _WHOLE, _KEY = 0, 1
@@ -108,8 +117,8 @@ class Shown:
 
     def __init__(self, der: bytes) -> None:
         self.der = der
-        self.key = key_of(der)
-        """The SubjectPublicKeyInfo, as it stands there."""
+        self.issuer, self.subject, self.key = _parts_of(der)
+        """As they stand there; of the key, its SubjectPublicKeyInfo."""
 
     def read(self) -> x509.Certificate:
         """All of it; raises one of `_Unreadable` if it is none."""
@@ -171,10 +180,12 @@ def mismatch(
     anchors = [record for record in records if record.usage == TRUST_ANCHOR]
     if not anchors:
         return Wrong(TlsFault.VALIDATION, "it matches no TLSA record")
+    if sum(len(one.der) for one in shown) > MOST_BYTES:
+        return Wrong(TlsFault.VALIDATION, "its chain is too large to be verified")
     try:
         return _from_anchor(anchors, shown, names, now)
     except _TooMany:
-        return Wrong(TlsFault.NOT_TRUSTED, "its chain takes too many signatures to verify")
+        return Wrong(TlsFault.NOT_TRUSTED, "its chain is too large to be verified")
     except _Unreadable:
         return Wrong(TlsFault.VALIDATION, "its chain cannot be read")
 
@@ -182,23 +193,36 @@ def mismatch(
 # From an authority down ---------------------------------------------------------------------------
 
 
+class _Link(NamedTuple):
+    """A certificate of a chain."""
+
+    shown: Shown
+    certificate: x509.Certificate
+    is_anchor: bool
+
+
 def _from_anchor(
     anchors: Sequence[Tlsa], shown: Sequence[Shown], names: Collection[str], now: datetime
 ) -> Wrong | None:
     own = shown[0].read()
-    pool = [(each.read(), any(one.matches(each) for one in anchors)) for each in shown[1:]]
+    pool = [
+        _Link(each, each.read(), any(one.matches(each) for one in anchors)) for each in shown[1:]
+    ]
     keys: list[object] = []
     for anchor in anchors:
         if anchor.matching == _EXACT and anchor.selector == _WHOLE:
-            pool.append((x509.load_der_x509_certificate(anchor.data), True))
+            whole = Shown(anchor.data)
+            pool.append(_Link(whole, whole.read(), True))
         elif anchor.matching == _EXACT and len(keys) < MOST_KEYS:
             keys.append(load_der_public_key(anchor.data))
+    pool = [link for link in pool if _has_cheap_key(link.certificate)]
     # Where two chains lead to an authority, the one whose certificates are in time goes first.
-    pool.sort(key=lambda one: (not one[1], not _is_in_time(one[0], now)))
-    path = _path([own], pool, keys, set(), _Checks())
-    if path is None:
+    pool.sort(key=lambda one: (not one.is_anchor, not _is_in_time(one.certificate, now)))
+    links = _path([_Link(shown[0], own, False)], pool, keys, set(), _Checks())
+    if links is None:
         text = "no authority of a TLSA record has signed it"
         return Wrong(TlsFault.NOT_TRUSTED, text)
+    path = [link.certificate for link in links]
     for at, certificate in enumerate(path):
         if not _is_in_time(certificate, now):
             over = now > certificate.not_valid_after_utc
@@ -206,8 +230,11 @@ def _from_anchor(
         if wrong := _unfit(certificate, at):
             return Wrong(TlsFault.NOT_TRUSTED, wrong)
     has = _names_of(own)
+    if len(has) > MOST_NAMES:
+        return Wrong(TlsFault.VALIDATION, "its chain is too large to be verified")
+    domains = [_domains_of(name) for name in has]
     for certificate in path[1:]:
-        if not _may_name(certificate, has):
+        if not _may_name(certificate, domains):
             return Wrong(TlsFault.NOT_TRUSTED, "an authority may not sign its names")
     if not any(_is_named(name, has) for name in names):
         return Wrong(TlsFault.HOST, f"it is not for {min(names, key=len)}")
@@ -228,17 +255,13 @@ class _Checks:
     def __init__(self) -> None:
         self._left = MOST_CHECKS
 
-    def by(self, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    def by(self, link: _Link, issuer: _Link) -> bool:
         """Whether an issuer has signed a certificate; `_TooMany`."""
-        if certificate.issuer != issuer.subject:
-            return False
-        try:
-            if _is_costly(issuer.public_key()):
-                return False
-        except _Unreadable:
+        # Byte for byte, as whoever verifies compares them next: to read names takes long.
+        if link.shown.issuer != issuer.shown.subject:
             return False
         self._take_one()
-        return _signed_by(certificate, issuer)
+        return _signed_by(link.certificate, issuer.certificate)
 
     def by_key(self, certificate: x509.Certificate, key: object) -> bool:
         """The same of a bare key."""
@@ -251,6 +274,13 @@ class _Checks:
         self._left -= 1
 
 
+def _has_cheap_key(certificate: x509.Certificate) -> bool:
+    try:
+        return not _is_costly(certificate.public_key())
+    except _Unreadable:
+        return False
+
+
 def _is_costly(key: object) -> bool:
     """Whether to verify with a key takes so long that others would wait for it."""
     if not isinstance(key, rsa.RSAPublicKey):
@@ -259,24 +289,24 @@ def _is_costly(key: object) -> bool:
 
 
 def _path(
-    path: list[x509.Certificate],
-    pool: Sequence[tuple[x509.Certificate, bool]],
+    path: list[_Link],
+    pool: Sequence[_Link],
     keys: Sequence[object],
     been: set[int],
     checks: _Checks,
-) -> list[x509.Certificate] | None:
+) -> list[_Link] | None:
     """From the server's certificate to one that is, or was signed by, what a record has.
 
     `been`: which of `pool` were tried; what led nowhere once does so again.
     """
     last = path[-1]
-    if any(checks.by_key(last, key) for key in keys):
+    if any(checks.by_key(last.certificate, key) for key in keys):
         return path
-    for at, (issuer, is_anchor) in enumerate(pool):
+    for at, issuer in enumerate(pool):
         if at in been or not checks.by(last, issuer):
             continue
         been.add(at)
-        if is_anchor:
+        if issuer.is_anchor:
             return [*path, issuer]
         if (found := _path([*path, issuer], pool, keys, been, checks)) is not None:
             return found
@@ -360,8 +390,22 @@ def _is_named(name: str, has: Collection[str]) -> bool:
     return name in has or ("." in above and f"*.{above}" in has)
 
 
-def _may_name(issuer: x509.Certificate, names: Collection[str]) -> bool:
-    """Whether an authority's name constraints let it sign for these (RFC 5280, 4.2.1.10)."""
+def _domains_of(name: str) -> frozenset[str]:
+    """A name and all domains that it is in, the root (empty), too; none: it is no name."""
+    if len(name) > _LONGEST_NAME:
+        return frozenset()
+    found = {name, ""}
+    while name:
+        name = name.partition(".")[2]
+        found.add(name)
+    return frozenset(found)
+
+
+def _may_name(issuer: x509.Certificate, names: Sequence[frozenset[str]]) -> bool:
+    """Whether an authority's name constraints let it sign for these (RFC 5280, 4.2.1.10).
+
+    `names`: of each, what `_domains_of` it.
+    """
     constraints = _extension(issuer, x509.NameConstraints)
     if constraints is None:
         return True
@@ -369,18 +413,18 @@ def _may_name(issuer: x509.Certificate, names: Collection[str]) -> bool:
     excluded = constraints.excluded_subtrees or []
     if any(isinstance(one, x509.DirectoryName) for one in (*permitted, *excluded)):
         return False  # not looked at, so nothing is said of them
-    inside = [one.value for one in permitted if isinstance(one, x509.DNSName)]
-    outside = [one.value for one in excluded if isinstance(one, x509.DNSName)]
+    inside, outside = _trees_of(permitted), _trees_of(excluded)
+    # The smaller of two sets is what is gone through: the work is that of the names.
     return all(
-        (not inside or any(_is_within(name, tree) for tree in inside))
-        and not any(_is_within(name, tree) for tree in outside)
-        for name in names
+        domains and outside.isdisjoint(domains) and not (inside and inside.isdisjoint(domains))
+        for domains in names
     )
 
 
-def _is_within(name: str, tree: str) -> bool:
-    tree = tree.lower().removeprefix(".")
-    return not tree or name == tree or name.endswith("." + tree)
+def _trees_of(subtrees: Iterable[x509.GeneralName]) -> frozenset[str]:
+    return frozenset(
+        one.value.lower().removeprefix(".") for one in subtrees if isinstance(one, x509.DNSName)
+    )
 
 
 # Bytes --------------------------------------------------------------------------------------------
@@ -400,14 +444,21 @@ def key_of(der: bytes) -> bytes:
 
     Not made anew from what was read: records are of the bytes, and of keys that nobody here knows.
     """
+    return _parts_of(der)[2]
+
+
+def _parts_of(der: bytes) -> tuple[bytes, bytes, bytes]:
+    """The issuer, the subject and the key of a certificate, likewise."""
     _, start, end = _element(der, 0, len(der))  # Certificate
     _, start, end = _element(der, start, end)  # TBSCertificate
     tag, _, after = _element(der, start, end)
     at = after if tag == 0xA0 else start  # the version, which may be left out
-    for _ in range(5):  # serialNumber, signature, issuer, validity, subject
-        _, _, at = _element(der, at, end)
-    _, _, after = _element(der, at, end)
-    return der[at:after]
+    ends = [at]
+    for _ in range(6):  # serialNumber, signature, issuer, validity, subject, subjectPublicKeyInfo
+        ends.append(_element(der, ends[-1], end)[2])
+    _, _, *bounds = ends
+    issuer, _, subject, key = (der[start:stop] for start, stop in pairwise(bounds))
+    return issuer, subject, key
 
 
 def _element(der: bytes, at: int, limit: int) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ import datetime
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +22,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.outbound.mx import tlsa
-from relay.outbound.mx.tlsa import MOST_CHECKS, MOST_SHOWN, key_of, mismatch, parse, usable
+from relay.outbound.mx.tlsa import (
+    MOST_BYTES,
+    MOST_CHECKS,
+    MOST_NAMES,
+    MOST_SHOWN,
+    key_of,
+    mismatch,
+    parse,
+    usable,
+)
 from relay.smtp.tls_faults import TlsFault, Wrong
 from tests.outbound.mx.pki import Issued, issue, serving
 
@@ -317,11 +327,68 @@ def test_no_chain_has_more_signatures_verified_than_so_many(monkeypatch):
     now = datetime.datetime.now(datetime.UTC)
     strangers = usable([issue("no", ca=True).record(2, 1, 0) for _ in range(29)])
     found = mismatch(strangers, shown, [NAME], now)
-    assert found == Wrong(TlsFault.NOT_TRUSTED, "its chain takes too many signatures to verify")
+    assert found == Wrong(TlsFault.NOT_TRUSTED, "its chain is too large to be verified")
     assert len(verified) == MOST_CHECKS
     verified.clear()
     assert mismatch(usable([chain[0].record(2, 1, 1)]), shown, [NAME], now) is None
     assert len(verified) <= MOST_SHOWN
+
+
+def _shown(names: int, trees: int) -> list[Issued]:
+    """What a server shows that has so many names, of an authority with so many constraints."""
+    excluded = [x509.DNSName("b")] * trees
+    root = issue("root", None, (x509.NameConstraints(None, excluded), True), ca=True)
+    return [issue("x", root, names=[NAME, *(["a"] * (names - 1))]), root]
+
+
+def _mismatch(chain: list[Issued]) -> Wrong | None:
+    now = datetime.datetime.now(datetime.UTC)
+    return mismatch(usable([chain[-1].record(2, 1, 1)]), [one.der for one in chain], [NAME], now)
+
+
+def test_names_and_constraints_cost_their_sum():
+    """Both are the server's to choose: in a chain that counts, each could have ten thousand."""
+
+    def calls(names: int, trees: int) -> int:
+        """Calls that are made, those of the interpreter's own functions among them."""
+        chain = _shown(names, trees)
+        made = 0
+
+        def count(_frame: object, event: str, _arg: object) -> None:
+            nonlocal made
+            made += event in {"call", "c_call"}
+
+        sys.setprofile(count)
+        try:
+            assert _mismatch(chain) is None
+        finally:
+            sys.setprofile(None)
+        return made
+
+    few = calls(100, 100)
+    assert calls(400, 400) < 6 * few  # not sixteen times as much
+
+
+def test_no_more_is_looked_at_than_so_much():
+    """Of what an authority must match; the records that name the server's own key need no look."""
+    assert _mismatch(_shown(MOST_NAMES, 1)) is None
+    found = _mismatch(_shown(MOST_NAMES + 1, 1))
+    assert found == Wrong(TlsFault.VALIDATION, "its chain is too large to be verified")
+    large = _shown(1, MOST_BYTES // 5)
+    assert len(large[-1].der) > MOST_BYTES
+    found = _mismatch(large)
+    assert found == Wrong(TlsFault.VALIDATION, "its chain is too large to be verified")
+    now = datetime.datetime.now(datetime.UTC)
+    own = usable([large[0].record(3, 1, 1)])
+    assert mismatch(own, [one.der for one in large], [NAME], now) is None
+
+
+def test_what_is_no_name_is_not_signed_under_constraints():
+    """A label for each of a thousand dots would cost their square."""
+    root = issue("root", None, _constraints(None, "other.example"), ca=True)
+    chain = [issue("x", root, names=[NAME, "a." * 500 + "example"]), root]
+    found = _mismatch(chain)
+    assert found == Wrong(TlsFault.NOT_TRUSTED, "an authority may not sign its names")
 
 
 @pytest.mark.parametrize(("bits", "exponent"), [(16384, 65537), (2048, (1 << 40) + 1)])
