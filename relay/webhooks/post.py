@@ -5,8 +5,8 @@ Promises
   connection goes to an address that was checked, so a name that resolves differently the next
   moment gains nothing.
 - TLS is verified against the name.  No redirect is followed, no proxy asked, no cookie kept, and
-  nothing of an answer is read beyond its head, which is bounded, and what `get` was told to read;
-  all of it within one deadline.
+  nothing of an answer is read beyond its head, which is bounded (`relay.response_bounds`), and what
+  `get` was told to read; all of it within one deadline.
 
 Fails with `NotPosted`, a sentence that repeats nothing of the URL or the answer; with its kind
 `Refused` where no other attempt will fare better.
@@ -29,7 +29,11 @@ from relay import ssrf_guard
 from relay.errors import TemporaryFailure
 from relay.net import getaddrinfo
 from relay.response_body import AS_IT_IS, body_of
+from relay.response_bounds import BoundedTransport, Bounds
 from relay.ssrf_guard import BadUrl, NotPublic, Resolve, check_url
+
+FRAMING = 32 * 1024
+"""Bytes that a body may have come in more than it has."""
 
 
 class NotPosted(TemporaryFailure):
@@ -117,9 +121,10 @@ class Poster:
                 content=body,
                 extensions={"sni_hostname": url.raw_host.decode("ascii").strip("[]")},
             )
+            bounds = Bounds(most + FRAMING)
             try:
                 async with httpx.AsyncClient(
-                    verify=self._tls(),
+                    transport=BoundedTransport(self._tls(), bounds),
                     trust_env=False,
                     follow_redirects=False,
                     timeout=self._timeout,
@@ -137,6 +142,8 @@ class Poster:
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 failure = error  # nothing was sent; the next address may do
             except httpx.HTTPError as error:
+                if bounds.passed:
+                    raise NotPosted("the answer is too large") from error
                 raise NotPosted("the connection broke before an answer came") from error
         why = "TLS could not be agreed" if _is_of_tls(failure) else "no connection"
         raise NotPosted(why) from failure

@@ -2,12 +2,17 @@
 
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 import trio
 
+from relay.response_body import MOST_PIECES, body_of
+from relay.response_bounds import MOST_HEAD, MOST_INTERIM, MOST_LINES
 from relay.ssrf_guard import BadUrl, check_url, is_public
 from relay.webhooks.post import NotPosted, Poster
 from tests.webhooks.receiver import receiving
@@ -129,3 +134,92 @@ async def test_authorities_are_read_by_the_first_post_and_no_other():
             for _ in range(2):
                 await poster.post(f"http://127.0.0.1:{receiver.port}/", b"{}", {})
     assert len(made) == 1
+
+
+@asynccontextmanager
+async def answering(
+    answer: bytes, *, for_ever: bool = False
+) -> AsyncIterator[tuple[str, list[int]]]:
+    """A server that says this to whoever asks, `for_ever` again and again: its URL, and how many
+    bytes were taken of it."""
+    taken: list[int] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(answer)
+            taken.append(len(answer))
+            while for_ever:
+                await stream.send_all(answer)
+                taken.append(len(answer))
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/", taken
+        nursery.cancel_scope.cancel()
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 102 \r\n\r\n" * (MOST_INTERIM + 1) + b"HTTP/1.1 204 \r\n\r\n",
+        b"HTTP/1.1 102 \n\n" * (MOST_INTERIM + 1) + b"HTTP/1.1 204 \n\n",
+        b"HTTP/1.1 204 \r\n" + b"a:\r\n" * MOST_LINES + b"\r\n",
+        b"HTTP/1.1 103 \r\n" + b"a:\r\n" * MOST_LINES + b"\r\nHTTP/1.1 204 \r\n\r\n",
+        b"HTTP/1.1 204 \r\na: " + b"b" * MOST_HEAD + b"\r\n\r\n",
+        CHUNKED + b"1\r\na\r\n" * (MOST_PIECES + 1) + b"0\r\n\r\n",
+        CHUNKED + (b"1;" + b"x" * 15_000 + b"\r\na\r\n") * 100 + b"0\r\n\r\n",
+        CHUNKED + b"0\r\n" + b"a:\r\n" * 20_000 + b"\r\n",
+    ],
+)
+async def test_no_more_of_an_answer_is_read_than_its_bounds(answer: bytes):
+    """Interim answers, fields, chunks and what stands about them: each costs, whatever its size."""
+    async with answering(answer) as (url, _):
+        with pytest.raises(NotPosted, match="the answer is too large"):
+            await Poster(allow_private=True).get(url, {}, 10_000)
+
+
+async def test_an_answer_without_end_is_left_after_its_first_bytes():
+    """For who posts alone, too; what the server could send was taken by the system."""
+    async with answering(b"HTTP/1.1 102 \r\n\r\n" * 4096, for_ever=True) as (url, taken):
+        with pytest.raises(NotPosted, match="the answer is too large"):
+            await Poster(allow_private=True).post(url, b"{}", {})
+        assert sum(taken) < 64 * 2**20
+
+
+async def test_an_answer_within_its_bounds_is_read_whole():
+    """Early hints, many fields, small chunks."""
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n" * MOST_INTERIM
+    fields = b"".join(b"X-%d: %b\r\n" % (number, b"v" * 200) for number in range(100))
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\n" + fields + b"\r\n")
+    body = b"7\r\nHTTP/1.\r\n" + b"2\r\n\n\n\r\n" * 1000 + b"0\r\n\r\n"
+    async with answering(hints + head + body) as (url, _):
+        got = await Poster(allow_private=True).get(url, {}, 10_000)
+    assert (got.status, got.body) == (200, b"HTTP/1." + b"\n\n" * 1000)
+
+
+async def test_who_reads_many_small_pieces_lets_others_go_on():
+    """One read can bring thousands, and none of them waits for anything."""
+
+    class Pieces(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for _ in range(MOST_PIECES):
+                yield b"a"
+
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        body = await body_of(httpx.Response(200, stream=Pieces()), MOST_PIECES)
+        nursery.cancel_scope.cancel()
+    assert body == b"a" * MOST_PIECES
+    assert turns >= MOST_PIECES // 64 - 1
