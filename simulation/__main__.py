@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 
@@ -17,6 +18,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     options, _ = parser.parse_known_args()
+    # Until there is something to take away; and no traceback of whatever is being loaded.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.environ.get("PYTHONHASHSEED", "random") == "random":
         hashes = str(options.seed % 4_294_967_295)
         environment = os.environ | {"PYTHONHASHSEED": hashes}

@@ -1,7 +1,9 @@
 """Runs one simulation, in a process of its own (`__main__`).
 
 Ends with 0 if every promise was kept, with 1 if one was broken (the last line of its output is
-JSON), and with 70 if the simulation itself failed.
+JSON), with 2 if it was asked for what cannot be, with 130 if it was told to stop, and with 70 if
+the simulation itself failed.  Its servers and its directory go with it; what one that was killed
+left behind is taken away by the next.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from simulation import seams
 from simulation.database import room
@@ -37,6 +39,10 @@ _MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private directory in it
 _ROOM = 2 << 30  # bytes
 _BAR = 40
 _SAY_EVERY = 0.5  # real seconds
+_PREFIX = "relay-simulation-"
+"""Of its directory's name; what follows is its process id."""
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""By which it is told to stop."""
 
 
 def main() -> int:
@@ -45,14 +51,22 @@ def main() -> int:
     # It and its server take turns: on one core a turn passes from one to the other at once.
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[options.seed % len(cores)]})
-    directory = Path(tempfile.mkdtemp(prefix="relay-simulation-", dir=_place()))
+    directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_place()))
+    for each in _ENDS:
+        signal.signal(each, lambda *_: _stop(directory))
+    trace = options.trace or directory / "trace"
+    try:
+        world = World(options.seed, trace)
+    except OSError as error:
+        print(f"the trace cannot be written to {trace}: {error.strerror}", file=sys.stderr)
+        shutil.rmtree(directory, ignore_errors=True)
+        return 2
     if "disk" in options.faults and not room.enter(directory):
         print("no file system can be mounted here: disks do not fail", file=sys.stderr)
         options.faults = tuple(kind for kind in options.faults if kind != "disk")
-    trace = options.trace or directory / "trace"
-    world = World(options.seed, trace)
     place = seams.Seams(world, Network(world))
     seams.install(place)
+    _tidy()
     seams.sweep_rarely(world, options.days * 86_400)
     from simulation.run import run
 
@@ -62,14 +76,6 @@ def main() -> int:
     gc.freeze()
     gc.disable()
 
-    signals: list[int] = []
-
-    def stop(number: int, _: object) -> None:
-        signals.append(number)
-        raise KeyboardInterrupt  # so that the server and its directory do not outlive us
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
     seconds = options.days * 86_400
     try:
         with _progress(world, seconds):
@@ -85,12 +91,11 @@ def main() -> int:
         if outcome.violations:
             _show(outcome, options, trace)
     except BaseException:
-        if signals:
-            return 130
         traceback.print_exc()
         return 70
     finally:
-        world.close()
+        with contextlib.suppress(OSError):  # it was said
+            world.close()
         shutil.rmtree(directory, ignore_errors=True)
     print(
         json.dumps(
@@ -107,6 +112,50 @@ def main() -> int:
     return 1 if outcome.violations else 0
 
 
+def _stop(directory: Path) -> NoReturn:
+    """End at once, wherever it is, and leave nothing."""
+    for sign in _ENDS:
+        signal.signal(sign, signal.SIG_IGN)
+    _take_away(directory)
+    os._exit(130)
+
+
+def _take_away(directory: Path) -> None:
+    """Remove a simulation's directory, and what serves in it."""
+    for pid in _serving(directory):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for place in directory.glob("postgres*"):
+        room.leave(place)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _serving(directory: Path) -> set[int]:
+    """Return the processes of servers in a directory.
+
+    By their command line: where they are mounted is seen by their own simulation alone.
+    """
+    began: dict[int, int] = {}
+    first = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # gone, or another account's
+                status = (entry / "stat").read_text().rpartition(")")[2].split()
+                began[int(entry.name)] = int(status[1])
+                if os.fsencode(f"{directory}/postgres") in (entry / "cmdline").read_bytes():
+                    first.add(int(entry.name))
+    return first | {pid for pid, parent in began.items() if parent in first}
+
+
+def _tidy() -> None:
+    """Take away what simulations that were killed have left."""
+    for directory in Path(_place() or tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = directory.name.removeprefix(_PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if directory.stat().st_uid == os.geteuid() and not Path("/proc", pid).exists():
+                _take_away(directory)
+
+
 @contextlib.contextmanager
 def _progress(world: World, seconds: float) -> Iterator[None]:
     """Say on a terminal how far it is, from a thread: the world must not notice."""
@@ -119,9 +168,11 @@ def _progress(world: World, seconds: float) -> Iterator[None]:
         while not over.wait(_SAY_EVERY):
             now = world.now()
             full = int(_BAR * min(now / seconds, 1.0))
-            where = "coming to rest" if now > seconds else f"{now / 3600:.1f} h"
+            where = (
+                f"{now / 3600:.2f} h of {seconds / 3600:.2f}" if now < seconds else "coming to rest"
+            )
             sys.stderr.write(
-                f"\r\033[K[{'#' * full}{' ' * (_BAR - full)}] {where} of {seconds / 3600:.1f} h,"
+                f"\r\033[K[{'#' * full}{' ' * (_BAR - full)}] {where},"
                 f" {world.events} events, {time.monotonic() - began:.0f} s"
             )
             sys.stderr.flush()
@@ -142,7 +193,9 @@ def _show(outcome: Outcome, options: argparse.Namespace, trace: Path) -> None:
     print(page(outcome.violations, outcome.faults, trace, outcome.names))
     again = command(options, outcome.faults)
     print(f"\nagain: relay simulate --seed {again}")
-    print(f"{FEWER}simulation.shrink {again}\n")
+    if outcome.faults:
+        print(f"{FEWER}simulation.shrink {again}")
+    print()
 
 
 def command(options: argparse.Namespace, faults: Sequence[Fault]) -> str:

@@ -218,11 +218,12 @@ def run(
 ) -> Outcome:
     """Run a simulation in this process, in which `seams` are installed."""
     room = "disk" in kinds
-    server = Server(directory / "postgres", own_room=room)
+    server = Server(directory / "postgres", own_room=room, nodes=nodes)
     servers = [server]
     kind = seams.world.kind
     if two_hosts(kinds, kind):
-        servers.append(Server(directory / "postgres2", own_room=room, ahead=kind.clocks_apart))
+        ahead = kind.clocks_apart
+        servers.append(Server(directory / "postgres2", own_room=room, ahead=ahead, nodes=nodes))
     elif faults is None:
         kinds = [kind for kind in kinds if kind != "failover"]
     server.make()

@@ -6,8 +6,10 @@ clocks, chance and network in place before anything of the product is loaded: th
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from math import isfinite
 from pathlib import Path
 
 import click
@@ -20,13 +22,36 @@ KINDS = (
 
 
 def _faults(_: click.Context, __: click.Parameter, value: str) -> str:
-    if value == "all":
-        return ",".join(KINDS)
-    names = [] if value == "none" else [name.strip() for name in value.split(",") if name.strip()]
+    if value in {"all", "none"}:
+        return {"all": ",".join(KINDS)}.get(value, value)
+    names = [name.strip() for name in value.split(",")]
     for name in names:
+        if name in {"all", "none"}:
+            raise click.BadParameter(f"{name!r} stands alone")
         if name not in KINDS:
             raise click.BadParameter(f"there is no fault {name!r}; there are {', '.join(KINDS)}")
-    return ",".join(names) or "none"
+    return ",".join(names)
+
+
+def _days(_: click.Context, __: click.Parameter, value: float) -> float:
+    if not isfinite(value):
+        raise click.BadParameter(f"{value} is no number of days")
+    return value
+
+
+def _plan(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        faults = json.loads(value)
+    except ValueError:
+        faults = None
+    known = isinstance(faults, list) and all(
+        isinstance(each, dict) and "at" in each and each.get("kind") in KINDS for each in faults
+    )
+    if not known:
+        raise click.BadParameter("it is not a list of faults in JSON, as a run that failed prints")
+    return value
 
 
 @click.command()
@@ -42,6 +67,7 @@ def _faults(_: click.Context, __: click.Parameter, value: str) -> str:
     metavar="D",
     type=click.FloatRange(min=0, min_open=True, max=30),
     default=1.0,
+    callback=_days,
     help="Virtual days with work and faults; one when left out, and 0.042 are an hour.",
 )
 @click.option(
@@ -59,7 +85,10 @@ def _faults(_: click.Context, __: click.Parameter, value: str) -> str:
     help=f"Which faults there are: {', '.join(KINDS)}.",
 )
 @click.option(
-    "--plan", metavar="JSON", help="These faults and no others, as a run that failed has said."
+    "--plan",
+    metavar="JSON",
+    callback=_plan,
+    help="These faults and no others, as a run that failed has said.",
 )
 @click.option(
     "--trace",

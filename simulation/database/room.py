@@ -49,6 +49,11 @@ def _unshare() -> None:
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
 
 
+def leave(directory: Path) -> None:
+    """Unmount what is mounted there, if anything is."""
+    _libc.umount2(os.fsencode(directory), _DETACH)
+
+
 class Room:
     """A file system in memory at a directory that is there."""
 
@@ -67,7 +72,7 @@ class Room:
 
     def close(self) -> None:
         """Give it up, with all that is in it: a directory that is one cannot be removed."""
-        _libc.umount2(os.fsencode(self._directory), _DETACH)
+        leave(self._directory)
 
     def _mount(self, flags: int, size: int) -> None:
         path = os.fsencode(self._directory)

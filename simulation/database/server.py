@@ -18,13 +18,16 @@ from psycopg.conninfo import make_conninfo
 from simulation.database.patience import PATIENCE, Stuck, await_, looks
 from simulation.database.room import Room
 
+_CONNECTIONS = 14  # of a node, at most, and of those that were killed with it
 _DIGITS = 16  # of microseconds since 1970
 
 
 class Server:
     """A private server of the product's own binaries."""
 
-    def __init__(self, directory: Path, *, own_room: bool = False, ahead: float = 0.0) -> None:
+    def __init__(
+        self, directory: Path, *, own_room: bool = False, ahead: float = 0.0, nodes: int = 3
+    ) -> None:
         from relay.db.cluster import Cluster
 
         if own_room:
@@ -32,6 +35,7 @@ class Server:
         self.room = Room(directory) if own_room else None
         """The file system that it has for itself."""
         self._ahead = round(ahead * 1_000_000)  # microseconds by which its clock is
+        self._connections = max(100, _CONNECTIONS * nodes)
         self._cluster = Cluster(directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._clock: mmap.mmap | None = None
@@ -92,6 +96,7 @@ class Server:
             "autovacuum": "off",
             "shared_buffers": "64MB",
             "max_wal_size": "256MB",
+            "max_connections": str(self._connections),
             # By the simulation's clock or not at all.
             "deadlock_timeout": "1h",
             "wal_sender_timeout": "0",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -13,18 +12,13 @@ from typing import Any
 import pytest
 import trio
 
-from relay.cli import simulate as command
 from simulation import day, faults
 from simulation.around.dns import DANE
-from simulation.command import command as again_with
-from simulation.command import parsed
 from simulation.faults import Fault
 from simulation.keys import OWN
 from simulation.kind import kind_of
 from simulation.network import Network
-from simulation.page import page, subject
 from simulation.places import DATABASE
-from simulation.shrink import shrink, simplify
 from simulation.world import EPOCH, NODE, World
 
 pytestmark = pytest.mark.timeout(300)  # a machine may have much else to do
@@ -407,32 +401,9 @@ def test_the_simulated_dns_says_what_is_not_there() -> None:
     assert not any(heard(name, "MX").secure for name in ("one.example", "three.example"))
 
 
-@pytest.mark.parametrize("names", ["earthquake", "kill,earthquake"])
-def test_a_fault_that_cannot_be_simulated_is_said(names: str) -> None:
-    """A name that is not there is refused, with those that are."""
-    process = start(1, "--faults", names)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert "partition" in error
-
-
-def test_the_command_and_the_faults_agree() -> None:
-    """The command names the faults that there are; it may not load them."""
-    assert command.KINDS == faults.KINDS
-
-
 def test_every_kind_of_fault_is_seen_at_work() -> None:
     """It is in one of the plans above, whose tests say what it does."""
     assert {fault.kind for fault in (*EACH, *SERVERS, *AROUND)} == set(faults.KINDS)
-
-
-def test_a_plan_is_read_as_it_was_written() -> None:
-    """A plan survives being printed and given again."""
-    plan = [
-        Fault(1.5, "partition", "n1", 3.25, party="db"),
-        Fault(2.0, "clock", "n2", lasts=1.0, step=-0.5),
-    ]
-    assert faults.read(faults.written(plan)) == plan
 
 
 def test_a_day_has_rushes_and_a_night() -> None:
@@ -446,56 +417,3 @@ def test_a_day_has_rushes_and_a_night() -> None:
             assert later > at
             at = later
         assert at == pytest.approx(day.after(began, 1000.0))
-
-
-def test_shrinking_leaves_what_matters() -> None:
-    """Of many faults those are left without which nothing breaks."""
-    plan = [Fault(float(at), "cut", "n1") for at in range(20)]
-    needed = {plan[3], plan[17]}
-    assert shrink(plan, lambda some: needed <= set(some)) == [plan[3], plan[17]]
-
-
-@pytest.mark.parametrize(
-    ("amid", "whose", "answers"), [(0.01, "client", 0), (0.002, "writer", 3), (0.0, "sender", 1)]
-)
-def test_what_is_left_becomes_plain_and_short(amid: float, whose: str, answers: int) -> None:
-    """A fault that has to last for ten seconds, at any time, is left with little more."""
-    fault = Fault(12.345, "failover", "", 80.0, away=30.0, amid=amid, whose=whose, answers=answers)
-    (left,) = simplify([fault], lambda some: some[0].lasts >= 10.0)
-    assert left == Fault(12.0, "failover", lasts=10.0)
-
-
-@pytest.mark.parametrize("kinds", [(), ("disk",), faults.KINDS])
-def test_what_a_page_says_to_run_is_what_was_run(kinds: tuple[str, ...]) -> None:
-    """Without faults, too."""
-    options = parsed(["7", "--days", "0.01", "--nodes", "2", "--faults", faults.named(kinds)])
-    again = parsed(shlex.split(again_with(options, SERVERS[:2])))
-    assert vars(again) == vars(options) | {"plan": SERVERS[:2]}
-
-
-def test_a_fault_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that are."""
-    with pytest.raises(SystemExit):
-        parsed(["7", "--faults", "kill,earthquake"])
-    assert "there is no fault 'earthquake'; there are kill, freeze" in capsys.readouterr().err
-
-
-def test_a_page_tells_what_happened(tmp_path: Path) -> None:
-    """Shown are the lines that name the message, by its marker or its id, and the faults between;
-    of one whose name begins alike nothing."""
-    lines = [
-        {"t": 1.0, "node": "world", "event": "fault.began", "kind": "cut"},
-        {"t": 50.0, "node": "client1", "event": "mail.answered", "marker": "M-in-1"},
-        {"t": 51.0, "node": "client1", "event": "mail.answered", "marker": "M-in-11"},
-        {"t": 60.0, "node": "world", "event": "fault.began", "kind": "kill"},
-        {"t": 70.0, "node": "n1.1", "event": "writer.stored", "id": "abc-1"},
-    ]
-    trace = tmp_path / "trace"
-    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    sentence = "M-in-1: 250 was said, and it is not there"
-    assert subject(sentence) == "M-in-1"
-    said = page([sentence], [Fault(60.0, "kill", "n1", lasts=2.0)], trace, {"M-in-1", "abc-1"})
-    assert sentence in said
-    assert "60.000 kill n1 for 2 s" in said
-    _, _, told = said.partition("what happened to M-in-1:\n")
-    assert [line.split()[0] for line in told.splitlines()] == ["50.000", "60.000", "70.000"]
