@@ -126,7 +126,7 @@ from actors.resources import Resources
 from actors.serving import SMTP_DRAIN
 from relay.access.keys import Keys
 from relay.access.password_checks import PasswordChecks
-from relay.addresses import canonical_domain
+from relay import configured
 from relay.chance import new_rng, utc_now, uuid4
 from relay.db import channels
 from relay.db.pool import Pool
@@ -156,7 +156,7 @@ from relay.outbound.active_queue.dispatch import most_aside
 from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.bounces.notified import Notified
 from relay.outbound.bounces.returned import Returned
-from relay.outbound.composing.message import Address, MalformedMessage, parse_address
+from relay.outbound.composing.message import Address
 from relay.outbound.delivery.workers import ReportField
 from relay.outbound.mx.dane import DaneFirst, DanePolicies
 from relay.outbound.mx.sts import FETCH, StsPolicies, web_pki
@@ -169,7 +169,7 @@ from relay.outbound.queue.lanes import DueLane
 from relay.outbound.queue.store import Queue
 from relay.outbound.reporting.notices import Notices
 from relay.outbound.reporting.tls_reports import TlsReports
-from relay.outbound.routing.senders import DIRECT, Upstream, parse_upstream
+from relay.outbound.routing.senders import DIRECT
 from relay.outbound.routing.sources import parse as parse_sources
 from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signing.dkim_keys import DkimKeys
@@ -544,7 +544,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     wanted = _with_needs(only)
 
     outbound = settings.outbound
-    upstream = _upstream(outbound.upstream)
+    upstream = configured.upstream(settings)
     queue = Queue(
         pool,
         uuid4(),
@@ -581,7 +581,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
 
     senders = Senders(partial(_unanswered, boxes.writer))
     posting = cache(partial(client_tls, outbound.ca_file or None))  # of those who speak HTTPS
-    reports_from = _reports_from(settings)
+    reports_from = configured.reports_from(settings)
     tls_results = None if reports_from is None else TlsResults()
     dane = DanePolicies(resolver, port=outbound.mx_port, results=tls_results)
     tls_policies = DaneFirst(
@@ -1029,11 +1029,6 @@ def _return_paths(settings: Settings, resources: Resources) -> ReturnPaths | Non
     domain = settings.outbound.bounce_domain
     if not domain:
         return None
-    if domain in map(canonical_domain, settings.smtp.domains):
-        raise ConfigError(
-            "RELAY_OUTBOUND__BOUNCE_DOMAIN is one of RELAY_SMTP__DOMAINS: it must be a domain that "
-            "is used for nothing else."
-        )
     return ReturnPaths(domain, lambda: derived(resources.keyring.signing))
 
 
@@ -1068,16 +1063,6 @@ def _sts_policies(
         resolve=resolve,
     )
     return StsPolicies(StsStore(pool), resolver, poster.get, authorities, results)
-
-
-def _reports_from(settings: Settings) -> Address | None:
-    """Whom reports of TLS are from; None: nobody makes any."""
-    if not settings.outbound.tls_reports:
-        return None
-    try:
-        return parse_address(settings.outbound.tls_reports, "RELAY_OUTBOUND__TLS_REPORTS")
-    except MalformedMessage as error:
-        raise ConfigError(f"{error}.") from error
 
 
 def _tls_reporter(
@@ -1128,13 +1113,6 @@ def _budget_for_all(settings: Settings, pool: Pool) -> LeaseBudget | None:
     if budget is None or settings.collector.budget_covers == "letters":
         return None
     return partial(budget_store.lease, pool, budget)
-
-
-def _upstream(text: str) -> Upstream:
-    try:
-        return parse_upstream(text)
-    except MalformedMessage as error:
-        raise ConfigError(f"RELAY_OUTBOUND__UPSTREAM is not usable: {error}.") from error
 
 
 def _local_wake(claimer_box: Mailbox[Any], right_of_way: RightOfWay) -> WakeOutbound:

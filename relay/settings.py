@@ -755,6 +755,12 @@ def load(*, config: Path | None = None, environ: Mapping[str, str] | None = None
             "RELAY_INGEST__S3_BUCKETS are read with RELAY_INGEST__S3_ACCESS_KEY and "
             "RELAY_INGEST__S3_SECRET_KEY: set both."
         )
+    bounces = settings.outbound.bounce_domain
+    if bounces and bounces in map(canonical_domain, settings.smtp.domains):
+        raise ConfigError(
+            "RELAY_OUTBOUND__BOUNCE_DOMAIN is one of RELAY_SMTP__DOMAINS: it must be a domain that "
+            "is used for nothing else, for example returns.shop.example."
+        )
     if settings.outbound.unsubscribe and not _LINKED.fullmatch(settings.http.link_base):
         raise ConfigError(
             "RELAY_OUTBOUND__UNSUBSCRIBE puts links into mail that receivers' servers call: with "

@@ -74,14 +74,15 @@ def show(config: Path | None, data_dir: Path | None, as_json: bool) -> None:
 @options.config
 @options.as_json
 def check(config: Path | None, as_json: bool) -> None:
-    """Check the settings: exit code 0, or 78 and a sentence that says what to change."""
-    from relay.lifecycle.letters import letters_of
-    from relay.outbound.shaping.file import ShapingFile
+    """Check the settings: exit code 0, or 78 and a sentence that says what to change.
+
+    The files that they name are read, too, as a start reads them: what is wrong with them `relay
+    up` would refuse. Ports, the data directory and the database are left alone.
+    """
+    from relay import configured
     from relay.settings import load
 
-    settings = load(config=config)
-    letters_of(settings, "http://localhost")  # the templates, too,
-    ShapingFile.load(settings.outbound.shaping)  # and the traffic rules
+    configured.check(load(config=config))
     if as_json:
         output.document({"valid": True})
     else:

@@ -253,6 +253,21 @@ def test_a_valid_configuration_is_0(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, b"The settings are valid.\n")
 
 
+def test_settings_that_contradict_are_found_before_a_start(tmp_path: Path) -> None:
+    """config check ends as a start would, with the same sentence."""
+    contradicting = {
+        "RELAY_SMTP__DOMAINS": "relay.example,returns.example",
+        "RELAY_OUTBOUND__BOUNCE_DOMAIN": "Returns.Example",
+    }
+    said = []
+    for arguments in (("config", "check"), ("up",)):
+        done = cli(*arguments, cwd=tmp_path, env=contradicting)
+        assert done.returncode == 78, arguments
+        assert done.stderr.startswith(b"relay: RELAY_OUTBOUND__BOUNCE_DOMAIN is one of RELAY_SMTP")
+        said.append(done.stderr)
+    assert said[0] == said[1]
+
+
 def test_wrong_traffic_rules_are_found_before_a_start(tmp_path: Path) -> None:
     """config check reads the file that a start would read, and ends as that would: 78, a line."""
     rules = tmp_path / "rules.toml"
