@@ -124,9 +124,9 @@ from actors.control_deps import control_deps
 from actors.messages import Accept, Consult, Due, Report, SweepNow, Wake
 from actors.resources import Resources
 from actors.serving import SMTP_DRAIN
+from relay import configured
 from relay.access.keys import Keys
 from relay.access.password_checks import PasswordChecks
-from relay import configured
 from relay.chance import new_rng, utc_now, uuid4
 from relay.db import channels
 from relay.db.pool import Pool

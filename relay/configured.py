@@ -1,7 +1,7 @@
 """What settings name, read: addresses, files, classes.
 
-`relay.settings` says what is malformed and what contradicts; what it cannot say without knowing what
-an upstream, a source or a certificate is, is here, for the start and for `relay config check`.
+`relay.settings` says what is malformed and what contradicts; what takes knowing an upstream, a
+source or a certificate is here, for the start and for `relay config check`.
 
 Promises: what `check` finds nothing wrong with starts, but for what only the machine knows (ports,
 the data directory, the database).

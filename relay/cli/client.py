@@ -277,6 +277,8 @@ def refusal(status: int, reason: str, content: bytes) -> Failure:
         problem = json.loads(content)
         faults = problem.get("errors") or ()
         sentence = " ".join(faults) or problem.get("detail") or problem.get("title") or ""
+        if who := problem.get("recipients"):
+            sentence = f"{sentence.removesuffix('.')}: {', '.join(who)}."
     except (ValueError, AttributeError, TypeError):
         sentence = ""
     sentence = sentence or f"The relay answered {status} {reason}."

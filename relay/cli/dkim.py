@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from relay.cli import entries, options, output
+from relay.cli import entries, exits, options, output
 from relay.cli.client import Api, segment
 
 BASE = "/api/v1/dkim"
@@ -44,16 +44,50 @@ def create(domain: str, selector: str | None, data_dir: Path, as_json: bool) -> 
 @dkim.command()
 @click.argument("domain")
 @_selector
+@click.option(
+    "--published",
+    is_flag=True,
+    help="Rotate only if the DNS has the records of the keys that are to sign.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask, whatever the DNS has.")
 @options.data_dir
 @options.as_json
-def rotate(domain: str, selector: str | None, data_dir: Path, as_json: bool) -> None:
+def rotate(
+    domain: str, selector: str | None, published: bool, yes: bool, data_dir: Path, as_json: bool
+) -> None:
     """Sign with the standby keys of DOMAIN, or with new ones; prints their records, as JSON.
 
-    The former keys are retired: leave their records published for a week, then remove the keys.
+    Keys whose records the DNS does not have sign nothing that a receiver believes, and there is no
+    way back: on a terminal that is asked about first, elsewhere it is said, or refused with
+    --published. The former keys are retired: leave their records published for a week, then remove
+    the keys.
     """
     api = Api.find(data_dir)
-    path = f"{BASE}/{segment(domain)}/rotate"
-    _records(api.call("POST", path, params={"selector": selector}).json())
+    name = segment(domain)
+    doubt = "" if yes else _unpublished(api, domain)
+    if doubt and published:
+        raise exits.Failure(f"{doubt}; nothing was rotated.")
+    if doubt and output.is_terminal(sys.stdin):
+        output.note(doubt)
+        if not click.confirm("Sign with these keys all the same?", err=True):
+            raise exits.Failure("Nothing was rotated.")
+    elif doubt:
+        output.note(f"{doubt}: mail counts as unsigned until they are there")
+    _records(api.call("POST", f"{BASE}/{name}/rotate", params={"selector": selector}).json())
+
+
+def _unpublished(api: Api, domain: str) -> str:
+    """Say which keys that are to sign now nobody can verify, if there are any."""
+    name = segment(domain)
+    keys = api.call("GET", f"{BASE}/{name}").json()["keys"]
+    standby = {key["name"] for key in keys if key["state"] == "standby"}
+    if not standby:
+        return "there are no standby keys: new ones sign, whose records nobody has published"
+    with output.working(f"asking about {output.line(domain)}"):
+        path = f"/api/v1/domains/{name}/check"
+        found = api.call("GET", path, params={"record": "DKIM"}).json()
+    doubtful = [one for one in found if one["name"] in standby and not one["ok"]]
+    return output.line("; ".join(f"{one['name']}: {one['detail']}" for one in doubtful))
 
 
 def _records(made: dict[str, Any]) -> None:

@@ -60,6 +60,31 @@ class Flag(NamedTuple):
         return click.option(f"--{self.name}", self.name, is_flag=True, help=self.help)
 
 
+Choice = tuple[str, str, str]
+"""An option with a value, which a parameter of the query has: its name, METAVAR, what it does."""
+
+
+def _own(flags: Sequence[Flag], choice: Choice | None) -> list[Callable[..., Any]]:
+    """What adds these options to a command."""
+    own: list[Callable[..., Any]] = [flag.option() for flag in flags]
+    if choice is not None:
+        name, metavar, text = choice
+        own.append(click.option(f"--{name}", f"choice_{name}", metavar=metavar, help=text))
+    return own
+
+
+def _params(
+    said: Mapping[str, Any], flags: Sequence[Flag], choice: Choice | None
+) -> dict[str, str]:
+    """What the options that were given add to the query."""
+    given = [dict(flag.params) for flag in flags if said[flag.name]]
+    if choice is not None and said[f"choice_{choice[0]}"] is not None:
+        given.append({choice[0]: said[f"choice_{choice[0]}"]})
+    if len(given) > 1:
+        raise click.UsageError("Say once whose are meant.")
+    return given[0] if given else {}
+
+
 def lists(
     group: click.Group,
     path: str,
@@ -69,12 +94,13 @@ def lists(
     name: str = "list",
     by_token: bool = True,
     spare: Sequence[str] = (),
-    flag: Flag | None = None,
+    flags: Sequence[Flag] = (),
+    choice: Choice | None = None,
 ) -> None:
     """Give `group` a command that lists what is at `path`; `columns` are headings and cells.
 
     `by_token`: whether others than the administrator may call it; `spare`: the columns that a
-    narrow terminal does without, the first first.
+    narrow terminal does without, the first first; `flags`, `choice`: which entries are meant.
     """
 
     def command(
@@ -83,10 +109,10 @@ def lists(
         data_dir: Path,
         as_json: bool,
         token: str | None = None,
-        **said: bool,
+        **said: Any,
     ) -> None:
         api = Api.find(data_dir, token=token_from(token))
-        params = flag.params if flag is not None and said[flag.name] else {}
+        params = _params(said, flags, choice)
         found = newest(api, path, None if everything else limit, quiet=as_json, **params)
         if as_json:
             output.document(found)
@@ -96,7 +122,7 @@ def lists(
         ]
         output.listing(tuple(columns), rows, spare)
 
-    own = () if flag is None else (flag.option(),)
+    own = _own(flags, choice)
     shared = (options.limit(50), options.data_dir, options.as_json)
     _add(group, command, name, text, by_token, *own, *shared)
 
@@ -109,16 +135,17 @@ def removes(
     *,
     name: str = "remove",
     by_token: bool = True,
-    flag: Flag | None = None,
+    flags: Sequence[Flag] = (),
+    choice: Choice | None = None,
 ) -> None:
     """Give `group` a command that removes one entry below `path`."""
 
-    def command(entry: str, data_dir: Path, token: str | None = None, **said: bool) -> None:
-        params = flag.params if flag is not None and said[flag.name] else {}
+    def command(entry: str, data_dir: Path, token: str | None = None, **said: Any) -> None:
+        params = _params(said, flags, choice)
         api = Api.find(data_dir, token=token_from(token))
-        api.call("DELETE", f"{path}/{segment(entry)}", params=dict(params))
+        api.call("DELETE", f"{path}/{segment(entry)}", params=params)
 
-    own = () if flag is None else (flag.option(),)
+    own = _own(flags, choice)
     argument = click.argument("entry", metavar=metavar)
     _add(group, command, name, text, by_token, argument, *own, options.data_dir)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import click
 
-from relay.cli import entries, options
+from relay.cli import entries, options, output
 
 BASE = "/api/v1/suppressions"
 _REPORTS = entries.Flag(
@@ -14,6 +17,8 @@ _REPORTS = entries.Flag(
     "Those of the relay's own reports of TLS, which nobody else's mail heeds.",
     {"owner": "reports"},
 )
+_ALL = entries.Flag("everybody", "Those of all keys and the administrator's.", {"owner": "all"})
+_OWNER = "owner", "ID", "Those of this key (relay key list has the ids), not one's own."
 
 
 @click.group()
@@ -36,13 +41,31 @@ def add(address: str, reason: str, token: str | None, data_dir: Path, as_json: b
 entries.lists(
     suppression,
     BASE,
-    "List the suppressed addresses.",
+    "List the addresses that one has suppressed oneself: the administrator, or --token's key.",
     {
         "address": entries.cell("address"),
         "cause": entries.cell("cause"),
         "reason": entries.cell("reason"),
         "since": entries.moment("created_at"),
+        "whose": lambda item: output.line(_whose(item)),
     },
-    flag=_REPORTS,
+    spare=("whose",),
+    flags=(_ALL, _REPORTS),
+    choice=_OWNER,
 )
-entries.removes(suppression, BASE, "Let ADDRESS have mail again.", "ADDRESS", flag=_REPORTS)
+entries.removes(
+    suppression,
+    BASE,
+    "Let ADDRESS have mail again. Without --owner one's own suppression of it is lifted.",
+    "ADDRESS",
+    flags=(_REPORTS,),
+    choice=_OWNER,
+)
+
+
+def _whose(item: Mapping[str, Any]) -> str:
+    """Whose mail an address does not get: a key's, by what it is called and its id."""
+    if item["owner"] == str(UUID(int=0)):
+        return "administrator"
+    name = item["owner_name"]
+    return item["owner"] if name is None else f"{name} ({item['owner']})"

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import smtplib
+import subprocess
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import httpx
+import trio
 
 from relay.checks.dkim import verify
 from relay.checks.evidence import examine
 from tests.checks.asking import answered
 from tests.cli.command import cli
+from tests.dns.server import DnsServer
 from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
@@ -27,6 +31,51 @@ def zone(records: list[dict[str, str]]) -> dict[tuple[str, str], str]:
 
 def results(raw: bytes, published: dict[tuple[str, str], str]) -> list[str]:
     return [answered(verify(one, time.time()), published).result for one in examine(raw).signatures]
+
+
+async def test_rotation_says_which_keys_nobody_can_verify(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """With --published nothing is rotated to keys that the DNS does not have, or of which it does
+    not say; without, that is said and done; what is published is rotated to without a word."""
+    published: dict[tuple[str, str], list[str]] = {}
+    names: DnsServer = await nursery.start(DnsServer(published, negative=0).run)
+    env = {"RELAY_DNS__SERVERS": json.dumps([f"127.0.0.1:{names.address[1]}"])}
+    relay = RelayProcess(tmp_path / "relay", env=env)
+    await trio.to_thread.run_sync(relay.start)
+    try:
+
+        async def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+            command = partial(cli, "dkim", *arguments, "--data-dir", relay.data_dir)
+            return await trio.to_thread.run_sync(command)
+
+        await run("create", "shop.example", "--selector", "s1")
+        none = await run("rotate", "shop.example", "--published")
+        assert none.returncode == 1
+        assert b"there are no standby keys: new ones sign" in none.stderr
+        standby = json.loads((await run("create", "shop.example", "--selector", "s2")).stdout)
+        first, second = (one["name"] for one in standby["records"])
+        refused = await run("rotate", "shop.example", "--published")
+        assert refused.returncode == 1
+        assert f"{first}: there is no record of the standby key".encode() in refused.stderr
+        for record in standby["records"]:
+            value = record["value"]
+            published[record["name"], "TXT"] = [f'"{value[:200]}" "{value[200:]}"']
+        names.failing.add((second, "TXT"))
+        unknown = await run("rotate", "shop.example", "--published")
+        assert unknown.returncode == 1
+        assert f"relay: {second}: the DNS gave no answer".encode() in unknown.stderr
+        assert first.encode() not in unknown.stderr
+        names.failing.clear()
+        done = await run("rotate", "shop.example", "--published")
+        assert (done.returncode, done.stderr) == (0, b"")
+        await run("create", "shop.example", "--selector", "s3")
+        said = await run("rotate", "shop.example")
+        assert said.returncode == 0
+        assert b"s3._domainkey.shop.example: there is no record of the standby key" in said.stderr
+        assert b"mail counts as unsigned until they are there" in said.stderr
+    finally:
+        await trio.to_thread.run_sync(relay.stop)
 
 
 def received(relay: RelayProcess, box: str, subject: str) -> bytes:

@@ -36,6 +36,7 @@ from relay.cli.doctor.database import (
 )
 from relay.cli.doctor.findings import Check, Finding, Patient
 from relay.cli.doctor.machine import (
+    check_bounces,
     check_capture,
     check_certificate,
     check_data_directory,
@@ -492,6 +493,27 @@ async def test_direct_mail_without_a_resolver_that_validates_is_found(
     assert "unbound" in found.advice
     names.signed = ("",)
     assert (await dane()).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ({}, "warn"),
+        ({"RELAY_SMTP__BIND": "0.0.0.0:25"}, "ok"),
+        ({"RELAY_SMTP__LMTP": "/run/relay/lmtp"}, "ok"),
+        ({"RELAY_SMTP__TRUSTED_PROXIES": "127.0.0.1"}, "ok"),
+        ({"RELAY_INGEST__SNS_TOPICS": "arn:aws:sns:eu-west-1:1:t"}, "ok"),
+    ],
+)
+def test_bounces_that_cannot_arrive_are_warned_of(
+    tmp_path: Path, more: dict[str, str], state: str
+) -> None:
+    """With a bounce domain, and SMTP for this machine alone; without one nothing is said."""
+    domain = {"RELAY_OUTBOUND__BOUNCE_DOMAIN": "returns.shop.example"}
+    found = only(check_bounces, patient(tmp_path, None, **domain, **more))
+    assert (found.check, found.state) == ("bounces", state)
+    assert ("relay domain check returns.shop.example" in found.advice) is (state == "warn")
+    assert list(check_bounces(patient(tmp_path, None, **more))) == []
 
 
 def test_what_somebody_paused_is_found(relay: RelayProcess) -> None:

@@ -213,8 +213,23 @@ def test_a_suppressed_address_gets_no_mail(relay: RelayProcess) -> None:
     )
     refused = run(relay, *command, "--to", "GONE@example.org")
     assert refused.returncode == 1
-    assert b"suppression list" in refused.stderr
+    assert b"on the suppression list, so nothing was queued: gone@example.org." in refused.stderr
     text(relay, "suppression", "remove", "gone@EXAMPLE.org")
+
+
+def test_the_operator_lifts_what_a_key_suppressed(relay: RelayProcess) -> None:
+    """Everybody's list says whose an entry is, and its id is what lifts it."""
+    made = document(relay, "key", "create", "--owner", "shop", "--scope", "send")
+    run(relay, "suppression", "add", "shut@example.org", "--token", made["token"])
+    assert "shut@example.org" not in text(relay, "suppression", "list")
+    (line,) = text(relay, "suppression", "list", "--everybody").splitlines()[1:]
+    assert line.split()[0] == "shut@example.org"
+    assert line.endswith(f"shop ({made['id']})")
+    assert run(relay, "suppression", "remove", "shut@example.org").returncode == 1
+    both = run(relay, "suppression", "list", "--everybody", "--owner", made["id"])
+    assert both.returncode == 2
+    text(relay, "suppression", "remove", "shut@example.org", "--owner", made["id"])
+    assert document(relay, "suppression", "list", "--everybody") == []
 
 
 def test_whom_reports_of_tls_bounced_at_is_listed_and_taken_off(relay: RelayProcess) -> None:

@@ -97,6 +97,30 @@ def _settings(settings: Settings, here: Settings | None) -> Finding:
     )
 
 
+def check_bounces(patient: Patient) -> Iterator[Finding]:
+    """See whether bounces can arrive, where mail leaves with return paths of this relay."""
+    from relay.settings import others_reach, parse_endpoint
+
+    settings = patient.settings
+    if settings is None or not settings.outbound.bounce_domain:
+        return
+    domain = settings.outbound.bounce_domain
+    bound = patient.bound("smtp", settings.smtp.bind)
+    reached = others_reach(settings.smtp, [parse_endpoint(one)[0] for one in bound])
+    listens = ", ".join(filter(None, (*bound, settings.smtp.lmtp)))
+    # Amazon SES takes bounces to itself, and reports them over HTTP.
+    yield judged(
+        "bounces",
+        reached or bool(settings.ingest.sns_topics),
+        f"those to {domain} arrive at {listens}, if its MX leads there, to port 25"
+        if reached
+        else f"none arrives: SMTP listens on {listens}, for this machine alone, and the MX of "
+        f"{domain} leads to port 25",
+        "set RELAY_SMTP__BIND=0.0.0.0:25, or have whatever is at port 25 pass them on; then relay "
+        f"domain check {domain}",
+    )
+
+
 def check_capture(patient: Patient) -> Iterator[Finding]:
     """See whether mail for others' domains is kept, and from whom."""
     from relay.settings import parse_endpoint, why_not_captured
@@ -485,6 +509,7 @@ CHECKS: tuple[Check, ...] = (
     check_python,
     check_settings,
     check_capture,
+    check_bounces,
     check_submission,
     check_pop3,
     check_letters,

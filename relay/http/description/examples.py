@@ -418,6 +418,8 @@ SPECIAL: Mapping[str, Any] = {
     },
     "SuppressionEntry.address": "bob@example.org",
     "SuppressionEntry.cause": "manual",
+    "SuppressionEntry.owner": _KEY,
+    "SuppressionEntry.owner_name": "shop",
     "WebhookEntry.id": _WEBHOOK,
     "UntoldEvent.id": _EVENT,
     "UntoldEvent.type": "message.bounced",

@@ -106,6 +106,11 @@ PROBLEM = {
         "status": {"type": "integer"},
         "detail": {"type": "string"},
         "errors": {"type": "array", "items": {"type": "string"}},
+        "recipients": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "of `suppressed`: who is on the suppression list",
+        },
     },
 }
 

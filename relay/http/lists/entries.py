@@ -61,8 +61,8 @@ def listed(
     api: Api,
     path: str,
     model: type[BaseModel],
-    find: Callable[[UUID, int, Any], Awaitable[Sequence[T]]],
-    shown: Callable[[T, UUID], Any],
+    find: Callable[[Any, int, Any], Awaitable[Sequence[T]]],
+    shown: Callable[[T, Any], Any],
     *,
     name: str,
     summary: str,
@@ -70,7 +70,7 @@ def listed(
     scope: str = "send",
     column: Column = BY_ADDRESS,
     query: type[PageQuery] = PageQuery,
-    meant: Callable[[Call], UUID] = of_caller,
+    meant: Callable[[Call], Any] = of_caller,
 ) -> None:
     """Declare `GET path`: a page of the caller's entries.
 
@@ -117,11 +117,13 @@ def removed(
     scope: str = "send",
     column: Column = BY_ADDRESS,
     query: type[Query] | None = None,
-    meant: Callable[[Call], UUID] = of_caller,
+    meant: Callable[[Call], Any] = of_caller,
+    instead: Callable[[Any, Any], Awaitable[Problem | None]] | None = None,
 ) -> None:
     """Declare `DELETE path/<entry>`: 204, which means `gone`, or the 404 `case`, where `missing`.
 
-    `remove(owner, entry)` is False where the owner has no such entry; `meant` as for `listed`.
+    `remove(owner, entry)` is False where the owner has no such entry; `meant` as for `listed`;
+    `instead` gives another refusal, where that is not all there is to say.
     """
 
     @api.add(
@@ -145,5 +147,7 @@ def removed(
         except (ValueError, MalformedMessage):
             done = False
         if not done:
+            if instead is not None and (why := await instead(owner, entry)) is not None:
+                raise why
             raise Problem(404, case, f"{missing[0].upper()}{missing[1:]}.")
         return no_content()

@@ -45,8 +45,8 @@ UNSUBSCRIBED_HINT = Text(
     "Dieser Absender sendet Ihnen keine Massenmails mehr; was unterwegs ist, kann noch ankommen.",
 )
 UNSUBSCRIBE_DEAD = Text(
-    "This link cannot be used: it was copied in part, or is too old.",
-    "Dieser Link lässt sich nicht benutzen: Er wurde nur teilweise kopiert oder ist zu alt.",
+    "This link cannot be used: it was copied in part, or is not from here.",
+    "Dieser Link lässt sich nicht benutzen: Er wurde nur zum Teil kopiert oder ist nicht von hier.",
 )
 UNSUBSCRIBE_DEAD_HINT = Text(
     "Open the link as it stands in the mail, or ask its sender.",

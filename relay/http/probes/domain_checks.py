@@ -92,6 +92,7 @@ class DomainChecks:
         self._sources = sources or Sources()
         self._leaving = leaving
         self._timeout = timeout
+        self._quickly = min(timeout, 5.0)
 
     async def check(self, domain: str) -> list[Entry]:
         """Return the entries of a domain (`domain_name`), those that matter most first; one alone
@@ -188,6 +189,29 @@ class DomainChecks:
             unknown: list[str | None] = [*unseen] or [None]
             found[2000] = [published.no_reverse(address) for address in unknown]
         return [entry for _, entries in sorted(found.items()) for entry in entries]
+
+    async def signatures(self, domain: str) -> list[Entry]:
+        """Return the entries of a domain's keys alone, as `check` has them; none: it has no keys.
+
+        Whoever is about to sign with them waits for it, so nothing else is asked.
+        """
+        await trio.to_thread.run_sync(_load)
+        from relay.checks import published  # see `_load`
+
+        if (nothing := published.not_public(domain)) is not None:
+            return [nothing]
+        known = await self._keys.show(domain)
+        keys = [key for key in known.keys if key.state != "retired"] if known else []
+        resolver = self._resolver().anew()
+        found: dict[int, Entry] = {}
+
+        async def ask(place: int, key: published.Key) -> None:
+            found[place] = await resolver.drive(published.dkim(key), timeout=self._quickly)
+
+        async with trio.open_nursery() as nursery:
+            for place, key in enumerate(keys):
+                nursery.start_soon(ask, place, published.Key(key.name, key.record, key.state))
+        return [entry for _, entry in sorted(found.items())]
 
     def _use(self, domain: str) -> Use:
         """What mail to a domain is here."""

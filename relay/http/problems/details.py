@@ -37,6 +37,7 @@ class Problem(Exception):
         *,
         headers: Mapping[str, str] | None = None,
         errors: list[str] | None = None,
+        recipients: list[str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -45,6 +46,7 @@ class Problem(Exception):
         self.title = TYPES[case].title
         self.headers = dict(headers or {})
         self.errors = errors
+        self.recipients = recipients
 
     def response(self) -> Response:
         """Return the answer; equal problems give equal bytes."""
@@ -56,6 +58,8 @@ class Problem(Exception):
         }
         if self.errors is not None:
             body["errors"] = self.errors
+        if self.recipients is not None:
+            body["recipients"] = self.recipients
         return Response(
             json.dumps(body, ensure_ascii=False).encode(),
             status=self.status,

@@ -38,6 +38,7 @@ class ProblemType:
     detail: str
     waits: bool = False
     errors: bool = False  # an answer has `errors`, one sentence for each fault
+    recipients: tuple[str, ...] = ()  # an example of those whom an answer names
 
     def example(self, case: str, status: int = 0) -> dict[str, object]:
         """Return an answer of this kind, whose case is `case`; 0: with the usual status."""
@@ -47,6 +48,7 @@ class ProblemType:
             "status": status or self.statuses[0],
             "detail": self.detail,
             **({"errors": [self.detail]} if self.errors else {}),
+            **({"recipients": [*self.recipients]} if self.recipients else {}),
         }
 
 
@@ -400,9 +402,10 @@ TYPES: Mapping[str, ProblemType] = {
         (422,),
         "Suppressed recipient",
         "a recipient is on the suppression list: nothing was queued",
-        "Leave the recipients that `detail` names out, or take them off the list with `DELETE "
+        "Leave those whom `recipients` names out, or take them off the list with `DELETE "
         "/api/v1/suppressions/{entry}` if they want your mail again.",
-        "bob@example.org is on the suppression list, so nothing was queued.",
+        "A recipient is on the suppression list, so nothing was queued.",
+        recipients=("bob@example.org",),
     ),
     "suppression-not-found": ProblemType(
         (404,),

@@ -5,19 +5,28 @@ Promises: the DNS is asked within a deadline, for a few callers at a time; nothi
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from quart import Response
 
 from relay.http.limits.fair_limiter import Crowded, FairLimiter
-from relay.http.operations import Access, Answer, Call, Operation, View, json_response
+from relay.http.operations import Access, Answer, Call, Operation, Query, View, json_response
 from relay.http.problems.details import unavailable
 from relay.http.routing import Api
 from relay.outbound.signing.dkim_keys import domain_name
 
 _AT_ONCE, _OF_ONE, _WAITING = 8, 4, 16
 _PATIENCE = 15.0  # s until a check begins
+
+
+class DomainQuery(Query):
+    """Which records are asked for."""
+
+    record: Annotated[
+        Literal["DKIM"] | None,
+        Field(description="the keys' alone, within seconds; all if left out"),
+    ] = None
 
 
 class PublishedRecord(View):
@@ -68,6 +77,7 @@ def register(api: Api) -> None:
                 Answer(503, "a store does not answer, or too many are checked at once"),
             ),
             scope="admin",
+            query=DomainQuery,
             details="Asks the DNS anew each time, and fetches the policy of MTA-STS. DKIM: each "
             "active and standby key of this relay. SPF: the hosts that mail of the domain is "
             "handed to, as far as they are known here.",
@@ -77,7 +87,8 @@ def register(api: Api) -> None:
         wanted = domain_name(domain)
         try:
             async with turns.turn(call.caller.owner_id, _PATIENCE):
-                found = await checks.check(wanted)
+                ask = checks.check if call.query.record is None else checks.signatures
+                found = await ask(wanted)
         except Crowded:
             raise unavailable("Too many domains are being checked; try again.") from None
         return json_response([entry._asdict() for entry in found])

@@ -303,7 +303,8 @@ def _decoded(item: NewAttachment, index: int) -> bytes:
 def answer_refusal(error: Exception) -> Problem | None:
     """Map an error of the outbound queue to its HTTP problem; None for any other error.
 
-    No address is repeated: whoever gets the answer may log it.
+    No sentence repeats an address, for it may be logged: those on the suppression list are in a
+    field of their own.
     """
     if isinstance(error, MalformedMessage):
         return _invalid([f"{error.field}: it {error.reason}."])
@@ -318,6 +319,7 @@ def answer_refusal(error: Exception) -> Problem | None:
             422,
             "suppressed",
             f"{who} on the suppression list, so nothing was queued.",
+            recipients=error.addresses,
         )
     if isinstance(error, KeyConflict):
         return Problem(

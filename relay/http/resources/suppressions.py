@@ -1,8 +1,8 @@
 """`/api/v1/suppressions`: addresses that get no mail.
 
-Each caller has a list of their own.  That of the relay's own reports of TLS, whose bounces and
-complaints fill it, nobody is the holder of: the administrator reads it and removes from it by
-`owner=reports`.
+Each caller has a list of their own.  The administrator, and a key with the scope admin, read and
+lift those of others by `owner`: a key's by its id, everybody's, or that of the relay's own reports
+of TLS, whose bounces and complaints fill it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from uuid import UUID
 from pydantic import Field
 from quart import Response
 
-from relay.access.owners import REPORTS_ID
-from relay.http.lists.entries import listed, of_caller, removed
+from relay.access.owners import ADMINISTRATOR_ID, REPORTS_ID
+from relay.db.text import storable
+from relay.http.lists.entries import Column, listed, of_caller, removed
 from relay.http.lists.paging import PageQuery
 from relay.http.operations import (
     Access,
@@ -27,7 +28,7 @@ from relay.http.operations import (
     View,
     json_response,
 )
-from relay.http.problems.details import missing_scope
+from relay.http.problems.details import Problem, missing_scope
 from relay.http.routing import Api
 from relay.outbound.suppression.suppressions import MAX_REASON, Suppression
 from relay.times import rfc3339
@@ -40,30 +41,47 @@ class NewSuppression(Form):
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
 
-Whose = Annotated[
-    Literal["reports"] | None,
-    Field(description="reports: of the relay's own reports of TLS, for the scope admin alone"),
-]
+def _place(text: str) -> str:
+    """A cursor: an address, and whose."""
+    UUID(text.rpartition(" ")[2])
+    return storable(text)
+
+
+_BY_PLACE = Column("place", _place, str)
+_OF_REPORTS = "reports: of the relay's own reports of TLS"
+_ELSE = "the caller's own if left out; another's for the scope admin alone"
 
 
 class SuppressionsQuery(PageQuery):
     """The part of a list that is asked for, and whose."""
 
-    owner: Whose = None
+    owner: Annotated[
+        UUID | Literal["all", "reports"] | None,
+        Field(description=f"the id of a key; all: everybody's; {_OF_REPORTS}; {_ELSE}"),
+    ] = None
 
 
 class SuppressionQuery(Query):
     """Whose entry it is."""
 
-    owner: Whose = None
+    owner: Annotated[
+        UUID | Literal["reports"] | None,
+        Field(
+            description=f"the id of a key, of zeros for the administrator; {_OF_REPORTS}; {_ELSE}"
+        ),
+    ] = None
 
 
-def _owner(call: Call) -> UUID:
-    if call.query.owner is None:
+def _owner(call: Call) -> UUID | None:
+    """Whose entries are meant; None: everybody's."""
+    wanted = call.query.owner
+    if wanted is None:
         return of_caller(call)
     if not call.caller.allows("admin"):
         raise missing_scope("admin")
-    return REPORTS_ID
+    if wanted == "all":
+        return None
+    return REPORTS_ID if wanted == "reports" else UUID(str(wanted))
 
 
 class SuppressionEntry(View):
@@ -73,6 +91,14 @@ class SuppressionEntry(View):
     reason: str
     cause: Literal["manual", "bounced", "complained", "unsubscribed"]
     created_at: Instant
+    owner: Annotated[
+        str,
+        Field(
+            description="the key whose mail it does not get, by its id; of zeros: the "
+            "administrator, and it gets nobody's"
+        ),
+    ]
+    owner_name: Annotated[str | None, Field(description="what that key is called")]
 
 
 def register(api: Api) -> None:
@@ -102,16 +128,26 @@ def register(api: Api) -> None:
         entry, made = await api.committed(
             lambda: suppressions.add(call.caller.owner_id, wanted.address, wanted.reason)
         )
-        return json_response(_shown(entry, call.caller.owner_id), 201 if made else 200)
+        return json_response(_shown(entry), 201 if made else 200)
+
+    async def everybodys(owner: UUID, address: str) -> Problem | None:
+        if owner == ADMINISTRATOR_ID or not await suppressions.holds(ADMINISTRATOR_ID, address):
+            return None
+        return Problem(
+            404,
+            "suppression-not-found",
+            "The administrator has suppressed this address, for everybody's mail.",
+        )
 
     listed(
         api,
         "/api/v1/suppressions",
         SuppressionEntry,
         suppressions.list,
-        _shown,
+        lambda entry, _: _shown(entry),
         name="listSuppressions",
-        summary="List the caller's suppressions, by address",
+        summary="List the caller's suppressions, by address, or others'",
+        column=_BY_PLACE,
         query=SuppressionsQuery,
         meant=_owner,
     )
@@ -126,13 +162,16 @@ def register(api: Api) -> None:
         case="suppression-not-found",
         query=SuppressionQuery,
         meant=_owner,
+        instead=everybodys,
     )
 
 
-def _shown(entry: Suppression, owner: UUID) -> dict[str, Any]:
+def _shown(entry: Suppression) -> dict[str, Any]:
     return {
         "address": entry.address,
         "reason": entry.reason,
         "cause": entry.cause,
         "created_at": rfc3339(entry.created_at),
+        "owner": str(entry.owner),
+        "owner_name": entry.owner_name,
     }

@@ -76,7 +76,9 @@ def register(api: Api) -> None:
             Access.OPEN,
             (
                 Answer(200, "a form; nothing has changed", media_type="text/html"),
-                Answer(400, "the link is not one of ours, or too old", media_type="text/html"),
+                Answer(
+                    400, "the link is not one of ours, or its key is gone", media_type="text/html"
+                ),
             ),
             query=LinkQuery,
             details="Opening it changes nothing.",
@@ -112,8 +114,8 @@ def register(api: Api) -> None:
             ),
             Answer(
                 400,
-                "the link is not one of ours, or too old; or the body does not ask for it, and "
-                "nothing has changed",
+                "the link is not one of ours, or its key is gone; or the body does not ask for it, "
+                "and nothing has changed",
                 media_type="text/html",
             ),
             Answer(503, "a store does not answer; try again", media_type="text/html"),

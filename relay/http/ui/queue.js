@@ -488,7 +488,7 @@ function makeState(page) {
 
 function makeSuppressions(page) {
   const trouble = problem();
-  const table = new Table(t("Addresses that get no mail"), { address: t("Address"), cause: t("Cause"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("No address is suppressed."), id: "suppressions" });
+  const table = new Table(t("Addresses that get no mail"), { address: t("Address"), cause: t("Cause"), reason: t("Reason"), since: t("Since"), command: t("Command") }, { none: t("None of your own."), id: "suppressions" });
   const add = (one, first) => table.add(one.address, (row) => fill(row, [one.address, named(one.cause), one.reason, when(one.created_at)]), (row) =>
     row.cells[4].append(button(t("remove"), doing(trouble, async () => {
       await send("DELETE", `suppressions/${part(one.address)}`);

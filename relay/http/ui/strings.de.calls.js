@@ -55,7 +55,7 @@ export default {
   "List the caller's senders, by address": "Die eigenen Absender auflisten, nach Adresse",
   "Remove a sender": "Einen Absender entfernen",
   "Suppress an address": "Eine Adresse sperren",
-  "List the caller's suppressions, by address": "Die eigenen Sperren auflisten, nach Adresse",
+  "List the caller's suppressions, by address, or others'": "Die eigenen Sperren auflisten, nach Adresse, oder die anderer",
   "Let an address have mail again": "Eine Adresse wieder Mail bekommen lassen",
   "Make DKIM keys of a domain": "DKIM-Schlüssel einer Domain anlegen",
   "List the domains that have DKIM keys": "Die Domains mit DKIM-Schlüsseln auflisten",

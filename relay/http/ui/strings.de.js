@@ -504,7 +504,7 @@ export default {
   "Try it now": "Jetzt versuchen",
   "Addresses that get no mail": "Adressen, die keine Mail bekommen",
   "Address": "Adresse",
-  "No address is suppressed.": "Keine Adresse ist gesperrt.",
+  "None of your own.": "Keine eigene.",
   "remove": "entfernen",
   "Suppress": "Sperren",
   "Suppressions": "Gesperrte Adressen",

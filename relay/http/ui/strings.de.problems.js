@@ -110,7 +110,7 @@ export default {
   "Choose another name, or call with the administrator's token.": "Einen anderen Namen wählen, oder mit dem Token der Administration aufrufen.",
   "`GET /api/v1/senders` lists yours.": "`GET /api/v1/senders` listet die eigenen auf.",
   "Push again after `Retry-After`: devices have to fetch what waits, or it has to expire.": "Nach `Retry-After` noch einmal abliefern: Geräte müssen holen, was wartet, oder es muss ablaufen.",
-  "Leave the recipients that `detail` names out, or take them off the list with `DELETE /api/v1/suppressions/{entry}` if they want your mail again.": "Die Empfänger weglassen, die `detail` nennt, oder sie mit `DELETE /api/v1/suppressions/{entry}` von der Liste nehmen, wenn sie wieder Mail wollen.",
+  "Leave those whom `recipients` names out, or take them off the list with `DELETE /api/v1/suppressions/{entry}` if they want your mail again.": "Die Empfänger weglassen, die `recipients` nennt, oder sie mit `DELETE /api/v1/suppressions/{entry}` von der Liste nehmen, wenn sie wieder Mail wollen.",
   "There is nothing to do: it gets mail. `GET /api/v1/suppressions` lists those that do not.": "Nichts zu tun: Sie bekommt Mail. `GET /api/v1/suppressions` listet die auf, die keine bekommen.",
   "Send the administrator's token, or that of a key with `admin`, as `confirm`.": "Das Token der Administration oder das eines Schlüssels mit `admin` als `confirm` senden.",
   "See whether the token was copied whole, and whether a recovery came with the five digits of its mail; otherwise have another mail sent (`…/resend`, `…/recover`).": "Prüfen, ob das Token vollständig kopiert wurde und ob eine Wiederherstellung die fünf Ziffern ihrer Mail dabeihat; sonst eine neue Mail senden lassen (`…/resend`, `…/recover`).",

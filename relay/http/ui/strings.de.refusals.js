@@ -135,6 +135,7 @@ export default {
   "You have no sender with this address": "Unter den eigenen ist kein Absender mit dieser Adresse",
   "You have no such event that was given up": "Unter den eigenen ist kein solches aufgegebenes Ereignis",
   "You have no such suppression": "Unter den eigenen ist keine solche Sperre",
+  "The administrator has suppressed this address, for everybody's mail": "Der Administrator hat diese Adresse für alle gesperrt",
   "You have no such webhook": "Unter den eigenen ist kein solcher Webhook",
   "As many calls without a key wait for mail as may": "Es warten so viele Aufrufe ohne Schlüssel auf Mail, wie dürfen",
   "Your key has as many calls waiting for mail as one may have": "Mit diesem Schlüssel warten so viele Aufrufe auf Mail, wie mit einem dürfen",

@@ -3,7 +3,7 @@
 Promises
 - An address is one entry however it is written: without regard to case, its domain as A-labels.
 - What the administrator suppresses (the nil owner) gets mail from nobody; what the holder of a key
-  suppresses gets none from that key.  Everybody sees and removes their own entries only.
+  suppresses gets none from that key.  Whoever asks says whose entries are meant, or everybody's.
 - An entry refuses new mail at once, and cancels what is queued when its turn comes.
 - An address that unsubscribed gets no bulk mail of that owner's, and all other mail.  That holds
   whatever else puts the address here, until it is taken back by itself.
@@ -135,6 +135,15 @@ class Suppression:
     cause: str
     """What put it there: manual, bounced, complained or (of bulk mail alone) unsubscribed."""
     created_at: datetime
+    owner: UUID
+    """Whose mail it gets none of; the administrator's: nobody's at all."""
+    owner_name: str | None = None
+    """What that key is called, if it is a key's."""
+
+    @property
+    def place(self) -> str:
+        """Where it is in everybody's list."""
+        return f"{self.address} {self.owner}"
 
 
 class Suppressions:
@@ -151,26 +160,30 @@ class Suppressions:
             VALUES (%s, %s, %s)
             ON CONFLICT (address, owner) DO UPDATE
             SET reason = excluded.reason, cause = 'manual'
-            RETURNING address, reason, cause, created_at, xmax = 0
+            RETURNING address, reason, cause, created_at, owner, xmax = 0
             """,
             (plain_address(address), owner, check_text(reason, "reason", limit=MAX_REASON)),
         )
         if row is None:
             raise Bug("an insert without a row")
-        return Suppression(*row[:4]), row[4]
+        return Suppression(*row[:5]), row[5]
 
-    async def list(self, owner: UUID, limit: int, after: str | None = None) -> list[Suppression]:
-        """The owner's entries by address, from beyond `after`."""
+    async def list(
+        self, owner: UUID | None, limit: int, after: str | None = None
+    ) -> list[Suppression]:
+        """An owner's entries, or for None everybody's, by address, from beyond that `place`."""
+        address, _, whose = (after or f" {ADMINISTRATOR_ID}").rpartition(" ")
         rows = await self._pool.fetch(
             """
-            SELECT address, reason, cause, created_at
-            FROM relay.suppressions
-            WHERE owner = %s
-              AND address > %s
-            ORDER BY address
-            LIMIT %s
+            SELECT s.address, s.reason, s.cause, s.created_at, s.owner, k.owner
+            FROM relay.suppressions s
+            LEFT JOIN relay.api_keys k ON k.id = s.owner
+            WHERE (s.address, s.owner) > (%(address)s::text COLLATE "C", %(whose)s::uuid)
+              AND (%(owner)s::uuid IS NULL OR s.owner = %(owner)s)
+            ORDER BY s.address, s.owner
+            LIMIT %(limit)s
             """,
-            (owner, after or "", limit),
+            {"address": address, "whose": whose, "owner": owner, "limit": limit},
         )
         return [Suppression(*row) for row in rows]
 

@@ -33,6 +33,7 @@ from uuid import UUID
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
+from relay.access.owners import REPORTS_ID
 from relay.outbound.queue.claimed import Claimed
 from relay.outbound.queue.lanes import BULK
 from relay.smtp.client import Mail
@@ -97,8 +98,12 @@ class Unsubscribing:
         return None
 
     def wants(self, message: Claimed) -> bool:
-        """Whether a message is one of those that get the fields, unless its author wrote them."""
-        return bool(self._before) and message.priority == BULK
+        """Whether a message is one of those that get the fields, unless its author wrote them.
+
+        Nobody has subscribed to a report of TLS: whom it goes to, their domain's record says.
+        """
+        bulk = message.priority == BULK and message.owner != REPORTS_ID
+        return bool(self._before) and bulk
 
     def mail(self, mail: Mail, message: Claimed) -> Mail:
         """Return the mail of a message with the fields, or as it is where it gets none."""

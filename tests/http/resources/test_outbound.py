@@ -186,17 +186,65 @@ async def test_the_same_key_gives_the_same_answer(house: House):
 
 
 async def test_one_suppressed_recipient_refuses_the_call(house: House):
-    """Whatever the case; the answer repeats no address; another key is not concerned, unless the
-    administrator suppressed it."""
+    """Whatever the case; the answer names them in a field, and in no sentence; another key is not
+    concerned, unless the administrator suppressed it."""
     key, other = await house.key("send"), await house.key("send")
     assert (await post(house, "suppressions", key, address="BOB@example.ORG")).status_code == 201
     refused = await send(house, key)
     assert (refused.status_code, refused.json()["type"]) == (422, "/problems/suppressed")
-    assert "bob" not in refused.text.lower()
+    said = refused.json()
+    assert said.pop("recipients") == ["bob@example.org"]
+    assert "bob" not in str(said)
     assert (await get(house, "outbound", key)).json() == []
     assert (await send(house, other)).status_code == 202
     await post(house, "suppressions", address="bob@example.org", reason="asked")
     assert (await send(house, other)).status_code == 422
+
+
+async def test_the_operator_lists_and_lifts_what_others_suppressed(house: House):
+    """By a key's id, or everybody's at once with whose they are, page by page; a key learns of the
+    administrator's only that it holds, and is told nothing of another's."""
+    key, other = await house.key("send"), await house.key("send")
+    for by, address in ((key, "ada@x.example"), (other, "ada@x.example"), (key, "bob@x.example")):
+        await post(house, "suppressions", by, address=address)
+    await post(house, "suppressions", address="all@x.example")
+    assert len((await get(house, "suppressions")).json()) == 1
+    path, found = "suppressions?owner=all&limit=1", []
+    while path:
+        page = await get(house, path)
+        found += page.json()
+        path = page.links["next"]["url"].partition("/api/v1/")[2] if "next" in page.links else ""
+    assert [one["address"] for one in found] == [
+        *("ada@x.example", "ada@x.example", "all@x.example", "bob@x.example"),
+    ]
+    owners = [one["owner"] for one in found]
+    assert owners[2] == str(ADMINISTRATOR_ID)
+    assert found[2]["owner_name"] is None
+    assert owners[3] in owners[:2]
+    assert found[3]["owner_name"]
+    (mine, theirs) = owners[3], next(one for one in owners[:2] if one != owners[3])
+    listed = (await get(house, f"suppressions?owner={mine}")).json()
+    assert [one["address"] for one in listed] == ["ada@x.example", "bob@x.example"]
+    for wanted in (theirs, "all"):
+        assert (await get(house, f"suppressions?owner={wanted}", key)).status_code == 403
+
+    async def lifted(address: str, by: dict[str, str], owner: str = "") -> Any:
+        path = f"/api/v1/suppressions/{address}{owner and '?owner='}{owner}"
+        return await house.client.delete(path, headers=by)
+
+    held = await lifted("all@x.example", key)
+    assert (held.status_code, held.json()["detail"]) == (
+        404,
+        "The administrator has suppressed this address, for everybody's mail.",
+    )
+    unknown = await lifted("nobody@x.example", key)
+    assert unknown.json()["detail"] == "You have no such suppression."
+    assert (await lifted("bob@x.example", other, mine)).status_code == 403
+    assert (await lifted("bob@x.example", house.admin)).status_code == 404
+    assert (await lifted("bob@x.example", house.admin, mine)).status_code == 204
+    assert (await lifted("all@x.example", house.admin)).status_code == 204
+    left = (await get(house, "suppressions?owner=all")).json()
+    assert [one["address"] for one in left] == ["ada@x.example", "ada@x.example"]
 
 
 async def test_the_list_of_reports_is_the_administrators(house: House):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relay.access.owners import ADMINISTRATOR_ID
+from relay.access.owners import ADMINISTRATOR_ID, REPORTS_ID
 from relay.lifecycle.tokens import Action, sign
 from relay.outbound.composing.compose import compose
 from relay.outbound.delivery.render import mail_of
@@ -160,6 +160,13 @@ def test_bulk_has_both_fields_in_front_and_nothing_else_changed():
         assert mail.data == f"List-Unsubscribe: <{url}>\r\n".encode() + POST + plain.data
         assert (mail.sender, mail.recipients) == (plain.sender, plain.recipients)
         assert mail.wire()[-1] == b".\r\n"
+
+
+def test_reports_of_tls_have_none():
+    """They are bulk mail by their priority alone: nobody has subscribed to them."""
+    row = claimed(priority=BULK, text_body="text", owner=REPORTS_ID)
+    mail = mail_of(row)
+    assert links(ONE).mail(mail, row) is mail
 
 
 @pytest.mark.parametrize(
