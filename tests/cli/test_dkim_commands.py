@@ -1,7 +1,4 @@
-"""`relay dkim` against running relays: what it prints, and that what it made signs at once.
-
-`relay domain check` prints what is to be published of it.
-"""
+"""`relay dkim` against running relays: what it prints, and that what it made signs at once."""
 
 from __future__ import annotations
 
@@ -153,10 +150,9 @@ def test_keys_are_made_used_rotated_and_removed(tmp_path: Path, database_url: st
         checked = cli("domain", "check", "shop.example", "--data-dir", one.data_dir)
         assert checked.returncode == 69, checked.stderr  # no DNS answers
         text = checked.stdout.decode()
-        for (name, _), value in published.items():
-            # Of the keys that sign: nobody answers, and what to publish is there to be copied.
-            line = f'{name}. IN TXT "{value[:255]}"' + f' "{value[255:]}"' * (len(value) > 255)
-            assert (line in text) == (not name.startswith("s1")), name
+        for name, _ in published:  # of the keys that sign
+            assert (name in text) == (not name.startswith("s1")), name
+        assert " IN " not in text  # nobody answers, so nobody knows what is to be published
         as_json = cli("domain", "check", "shop.example", "--json", "--data-dir", one.data_dir)
         assert {entry["ok"] for entry in json.loads(as_json.stdout)} == {None}
 
