@@ -242,7 +242,7 @@ class Returned:
         knows how it ended; so nothing is done yet, nor forgotten.  `post`: the id under which it is
         to be done once, whatever becomes of the message meanwhile.
         """
-        if about.state is State.PROCESSING or (about.state is State.QUEUED and post is None):
+        if about.state in {State.PROCESSING, State.QUEUED}:
             return None
         next_state(State.SENT, Cause.RETURNED)  # the law has it; the statement says the same
         words = " ".join(filter(None, (finding.enhanced, finding.error)))
