@@ -29,7 +29,7 @@ from relay.futures import Future
 from relay.ids import new_ids
 from relay.mailboxes.accept import Lookups, NobodyThere, full_among, live_among
 from relay.mailboxes.capture import Capture, said_of
-from relay.outbound.bounces.returned import Waiting, keep, waiting
+from relay.outbound.bounces.returned import Waiting, keep, waiting, waiting_of
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import READ
 from relay.smtp.server import Server
@@ -82,8 +82,10 @@ class Returns:
     """Keeps what comes to return paths; someone must `run` it.
 
     What waits to be read is bounded: counted when something comes, once a second at most, with what
-    was kept here since then.  A mail to several paths is kept for each, and all that is kept of it
-    has no more bytes than one could have: each has its share of the front.
+    was kept here since then.  Of one message little may wait, counted whenever something of it
+    comes: whoever has its return path fills nothing but that.  A mail to several paths is kept for
+    each, and all that is kept of it has no more bytes than one could have: each has its share of
+    the front.
     """
 
     def __init__(self, pool: Pool, paths: ReturnPaths) -> None:
@@ -146,22 +148,34 @@ class Returns:
 
     async def _keep(self, taken: Sequence[tuple[Sequence[str], bytes, Future[Accepted]]]) -> None:
         await self._count()
+        to = [[(one, self.paths.message_of(one)) for one in addresses] for addresses, _, _ in taken]
+        messages = {message_id for paths in to for _, message_id in paths if message_id is not None}
+        try:
+            of_messages = await waiting_of(self._pool, messages) if messages else {}
+        except (DatabaseUnavailable, psycopg.Error) as error:
+            for _, _, answer in taken:
+                answer.settle(Accepted({}, type(error).__name__))
+            return
         rows: list[tuple[UUID, UUID | None, bytes]] = []
         answers: list[tuple[Future[Accepted], Accepted]] = []
-        for addresses, raw, answer in taken:
+        for (addresses, raw, answer), paths in zip(taken, to, strict=True):
             stored: dict[str, UUID] = {}
             full: set[str] = set()
             share = raw[: READ // max(1, len(addresses))]
-            for one, address in zip(new_ids(len(addresses)), addresses, strict=True):
-                message_id = self.paths.message_of(address)
+            for one, (address, message_id) in zip(new_ids(len(paths)), paths, strict=True):
                 if message_id is None and not self.paths.is_complaints(address):
                     continue
-                if not self._counted.has_room(signed=message_id is not None):
+                has_room = self._counted.has_room(signed=message_id is not None)
+                if has_room and message_id is not None:
+                    of_it = of_messages.get(message_id, Waiting())
+                    if has_room := of_it.of_a_message_has_room():
+                        of_messages[message_id] = of_it.and_one(len(share))
+                if not has_room:
                     full.add(address)
                     continue
                 stored[address] = one
-                rows.append((stored[address], message_id, share))
-                self._counted = Waiting(self._counted.rows + 1, self._counted.size + len(share))
+                rows.append((one, message_id, share))
+                self._counted = self._counted.and_one(len(share))
             answers.append((answer, Accepted(stored, full=frozenset(full))))
         try:
             await keep(self._pool, rows)

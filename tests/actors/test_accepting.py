@@ -16,7 +16,7 @@ from relay.db.pool import Pool
 from relay.errors import DatabaseUnavailable, OverQuota
 from relay.ids import new_id
 from relay.mailboxes.accept import Lookups
-from relay.outbound.bounces.returned import ROWS
+from relay.outbound.bounces.returned import PATH_ROWS, ROWS
 from relay.returns.paths import ReturnPaths
 from relay.returns.report import READ
 from supervisor import ChildSpec, Context, Mailbox, Restart, Supervisor, SupervisorSpec
@@ -156,7 +156,7 @@ async def test_what_comes_back_is_refused_for_now_when_too_much_waits(pool: Pool
         assert await full(FBL)
         assert not await full(path)
         await pool.execute(fill, (ROWS,))
-        await eventually(lambda: counted(returns, path), "all is full", until=bool)
+        await eventually(lambda: counted(returns), "all is full", until=bool)
         assert await full(path)
         await pool.execute("TRUNCATE relay.returns")
         await eventually(
@@ -166,6 +166,24 @@ async def test_what_comes_back_is_refused_for_now_when_too_much_waits(pool: Pool
         nursery.cancel_scope.cancel()
 
 
-async def counted(returns: Returns, path: str) -> bool:
-    """Whether a mail to a path is not kept."""
-    return bool((await returns.keep([path], b"x").wait()).full)
+async def counted(returns: Returns) -> bool:
+    """Whether a mail to another path is not kept."""
+    return bool((await returns.keep([PATHS.path_of(new_id())], b"x").wait()).full)
+
+
+async def test_who_has_one_return_path_shuts_nobody_out(pool: Pool):
+    """Of its message little waits, whether many mails came or large ones; others' are kept."""
+    many, large, other = (PATHS.path_of(new_id()) for _ in range(3))
+    returns = Returns(pool, PATHS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(returns.run)
+        for path, size, most in ((many, 1, PATH_ROWS), (large, READ, 1)):
+            came = [returns.keep([path], b"x" * size) for _ in range(2 * PATH_ROWS)]
+            came += [returns.keep([path, other], b"x" * size)]
+            answers = [await one.wait() for one in came]
+            assert [path in one.stored for one in answers].count(True) == most
+            assert [one.full == {path} for one in answers].count(True) == len(came) - most
+            assert other in answers[-1].stored
+        await pool.execute("TRUNCATE relay.returns")
+        assert set((await returns.keep([large], b"x").wait()).stored) == {large}
+        nursery.cancel_scope.cancel()

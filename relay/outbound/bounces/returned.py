@@ -14,7 +14,8 @@ Promises
 - A report of a message that is still being delivered (its 250 is not recorded yet, or was lost and
   there is another attempt) waits for that.
 - What waits to be read is bounded (`ROWS`, `BYTES`), and what comes without a signed path takes a
-  quarter of that at most (`has_room`).
+  quarter of that at most (`has_room`).  Of one message little waits (`PATH_ROWS`, `PATH_BYTES`):
+  whoever got a mail knows its return path, and may not shut others out by it.
 
 Crash safety: what a kill leaves
     before `keep` has committed   nothing; the peer heard no 250, and sends it again
@@ -28,7 +29,7 @@ Fails with `DatabaseUnavailable` from the pool.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -56,6 +57,12 @@ ROWS = 20_000
 """Returned mails that wait to be read, at most,"""
 BYTES = 256 * 2**20
 """and their bytes; a second's worth more may come, for they are counted once a second."""
+
+PATH_ROWS = 4
+"""Returned mails of one message that wait to be read, at most; its bounce, a delay and a complaint
+hardly come within the same minute."""
+PATH_BYTES = 256 * 2**10
+"""Bytes of them, past which no other is taken: the first may have as many as are read of one."""
 
 POSTS_KEPT = 3600.0
 """Seconds for which the id of a post is kept at least: far longer than it can be proved."""
@@ -105,6 +112,14 @@ class Waiting(NamedTuple):
         """Whether another may wait, too; `signed`: it came to a message's own return path."""
         part = 1 if signed else 4
         return self.rows < ROWS // part and self.size < BYTES // part
+
+    def of_a_message_has_room(self) -> bool:
+        """The same of what waits of one message."""
+        return self.rows < PATH_ROWS and self.size < PATH_BYTES
+
+    def and_one(self, size: int) -> Waiting:
+        """This and another of so many bytes."""
+        return Waiting(self.rows + 1, self.size + size)
 
 
 _KEEP = Statement(
@@ -321,6 +336,21 @@ async def waiting(pool: Pool) -> Waiting:
         (ROWS,),
     )
     return Waiting() if row is None else Waiting(row[0], int(row[1]))
+
+
+async def waiting_of(pool: Pool, messages: Collection[UUID]) -> dict[UUID, Waiting]:
+    """Count what waits to be read of each of these messages, where anything does."""
+    # By reading the table, whose rows are short without `raw`: an index would be kept for each.
+    rows = await pool.fetch(
+        """
+        SELECT message_id, count(*), sum(octet_length(raw))
+        FROM relay.returns
+        WHERE message_id = ANY (%s)
+        GROUP BY message_id
+        """,
+        (list(messages),),
+    )
+    return {message: Waiting(count, int(size)) for message, count, size in rows}
 
 
 async def keep(pool: Pool, came: Sequence[tuple[UUID, UUID | None, bytes]]) -> None:
