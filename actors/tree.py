@@ -586,7 +586,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
     dane = DanePolicies(resolver, port=outbound.mx_port, results=tls_results)
     tls_policies = DaneFirst(
         dane,
-        _sts_policies(settings, pool, resolver, tls_results),
+        _sts_policies(settings, pool, resolver, redact_key, tls_results),
     )
     connections = _connections(settings, resources)
     smtp_limits = _smtp_limits(settings, connections["smtp"])
@@ -1048,6 +1048,7 @@ def _sts_policies(
     settings: Settings,
     pool: Pool,
     resolver: Callable[[], Resolver],
+    redact_key: bytes,
     results: TlsResults | None,
 ) -> StsPolicies:
     """What domains ask of who delivers to them directly; its memory outlives the sender."""
@@ -1062,7 +1063,7 @@ def _sts_policies(
         context=authorities,
         resolve=resolve,
     )
-    return StsPolicies(StsStore(pool), resolver, poster.get, authorities, results)
+    return StsPolicies(StsStore(pool), resolver, poster.get, authorities, redact_key, results)
 
 
 def _tls_reporter(

@@ -322,7 +322,9 @@ class SiteConnections(Connections):
                     raise
                 fault = error.fault or TlsFault.VALIDATION
                 UNMET.labels("testing", "tls").inc()
-                log.info("outbound.tls_untrusted", peer=error.peer.name, reason=error.outcome.text)
+                log.info(
+                    "outbound.tls_untrusted", peer=error.peer.name, reason=_reason(error.outcome)
+                )
         elif policy.security is not Security.OPPORTUNISTIC:
             try:
                 return await self._open_secured(route, policy, ends), ""
@@ -349,7 +351,7 @@ class SiteConnections(Connections):
             if error.outcome.phase is not Phase.TLS:
                 raise
             fault = fault or error.fault or TlsFault.VALIDATION
-            log.info("outbound.tls_given_up", peer=error.peer.name, reason=error.outcome.text)
+            log.info("outbound.tls_given_up", peer=error.peer.name, reason=_reason(error.outcome))
         else:
             return connection, fault or ("" if connection.peer.tls else TlsFault.STARTTLS)
         clear = replace(route, tls=TlsMode.CLEAR)
@@ -364,6 +366,13 @@ class SiteConnections(Connections):
             route, tls=TlsMode.STARTTLS, accepts=accepts, server_name=policy.server_name
         )
         return await Connection.open(route, self.deadlines, context=context, deadline=ends)
+
+
+def _reason(outcome: Outcome) -> str:
+    """Why TLS failed, for the log: without the words of a reply, which may be about anybody."""
+    if outcome.code is None:
+        return outcome.text
+    return " ".join(filter(None, (str(outcome.code), outcome.enhanced)))
 
 
 def _of_the_mail(lack: Outcome, why: str) -> Outcome:

@@ -84,6 +84,7 @@ from relay.outbound.mx.policy import (
 )
 from relay.outbound.mx.sts_store import Kept, StsStore
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
+from relay.redact import redact
 from relay.smtp.connection import client_tls
 from relay.smtp.tls_faults import TlsFault, Wrong
 
@@ -180,10 +181,13 @@ class StsPolicies:
         resolver: Callable[[], Resolver],
         get: Get,
         authorities: Callable[[], ssl.SSLContext],
+        redact_key: bytes,
         results: TlsResults | None = None,
     ) -> None:
-        """`authorities`: gives what verifies exchangers (`web_pki`), the same each time; `results`:
-        what is counted for reports, None: nothing is."""
+        """`authorities`: gives what verifies exchangers (`web_pki`), the same each time;
+        `redact_key`: of what is taken out of strangers' words in the log; `results`: what is
+        counted for reports, None: nothing is."""
+        self._redact_key = redact_key
         self._results = results
         self._store = store
         self._resolver = resolver
@@ -334,7 +338,9 @@ class StsPolicies:
             self._count(TlsResult(domain, Published("sts"), fault))
             _FETCHES.labels("failed").inc()
             holds = known.policy(trio.current_time()) is not None
-            log.info("outbound.sts_not_fetched", domain=domain, reason=wrong, kept=holds)
+            # It may quote what the server wrote.
+            reason = redact(wrong or "", self._redact_key)
+            log.info("outbound.sts_not_fetched", domain=domain, reason=reason, kept=holds)
             return None
         _FETCHES.labels("fetched").inc()
         known.tried = ""

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import structlog
 import trio
 from cryptography.fernet import Fernet
 
@@ -374,6 +375,17 @@ async def test_only_a_starttls_that_fails_goes_on_in_clear(pool, any_tls, script
         first, second = w.sinks["2"].sessions
         assert (first.said, first.secured) == (["EHLO", "STARTTLS"], False)
         assert "STARTTLS" not in second.said
+
+
+async def test_what_a_peer_says_about_starttls_is_not_in_the_log(pool, any_tls):
+    """It may be about anybody: its codes are."""
+    script = answers("STARTTLS", b"454 4.7.0 none for ada@customer.example, +49 30 1234567\r\n")
+    with structlog.testing.capture_logs() as lines:
+        async with world(pool, mx("shop.example", "2"), {"2": script}, tls={"2": any_tls}) as w:
+            assert (await w.send("a@shop.example"))[0][0] == "sent"
+    reasons = [line["reason"] for line in lines if line["event"] == "outbound.tls_given_up"]
+    assert reasons == ["454 4.7.0"]
+    assert "customer.example" not in str(lines)
 
 
 class Says:

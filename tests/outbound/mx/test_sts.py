@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
@@ -73,7 +74,7 @@ class Published:
         )
         poster.port = self.server.port
         store = StsStore(self.pool)
-        return StsPolicies(store, lambda: resolver, poster.get, lambda: context, results)
+        return StsPolicies(store, lambda: resolver, poster.get, lambda: context, b"key", results)
 
 
 @asynccontextmanager
@@ -210,6 +211,27 @@ async def test_a_fetch_that_fails_is_counted_for_reports(
             assert policies["mx2.example"].unknown == "its policy of MTA-STS cannot be fetched"
             assert policies["mx2.example"] == TlsPolicy()
     assert results.take() == {TlsResult(D, seam.Published("sts"), fault): 1}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        policy("enforce", "ada.lovelace@customer.example"),
+        policy("ada.lovelace@customer.example", "mx2.example"),
+        b"HTTP/1.1 200 OK\r\nContent-Type: ada.lovelace@customer.example\r\n\r\n",
+    ],
+    ids=["mx", "mode", "type"],
+)
+async def test_what_a_stranger_writes_is_redacted_in_the_log(
+    pool, authority, tmp_path, answer: bytes
+):
+    """Why a policy was not taken quotes it."""
+    async with published(pool, authority, tmp_path, {D: answer}) as there:
+        with structlog.testing.capture_logs() as lines:
+            assert await there.node().find(D) is None
+    (reason,) = (one["reason"] for one in lines if one["event"] == "outbound.sts_not_fetched")
+    assert "<redacted:" in reason
+    assert "customer.example" not in str(lines)
 
 
 async def test_a_policy_is_not_fetched_from_this_network_unless_told(pool, authority, tmp_path):

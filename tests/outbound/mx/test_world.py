@@ -157,7 +157,7 @@ async def table(
             "UPDATE relay.mta_sts_policies SET expires_at = now() WHERE domain = ANY(%s)",
             ([domain for domain, (_, holds) in made.kept.items() if not holds],),
         )
-        sts = StsPolicies(store, lambda: asked, poster.get, lambda: context)
+        sts = StsPolicies(store, lambda: asked, poster.get, lambda: context, b"key")
         outbound = await stack.enter_async_context(
             running_outbound(
                 pool,
