@@ -178,7 +178,7 @@ def client_tls(ca_file: str | None = None) -> ssl.SSLContext:
 
     `ca_file` adds further ones (PEM).  Raises ConfigError when it cannot be read.
     """
-    context = ssl.create_default_context()
+    context = without_dhe(ssl.create_default_context())
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if ca_file:
         try:
@@ -195,6 +195,15 @@ def opportunistic_tls() -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    return without_dhe(context)
+
+
+def without_dhe(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Have a client offer no DHE: its numbers are the server's to choose, and those of 10,000 bits,
+    OpenSSL's bound, take seconds in which nothing else runs.  What has DHE has ECDHE or RSA, too.
+    """
+    names = [one["name"] for one in context.get_ciphers() if one["kea"] != "kx-dhe"]
+    context.set_ciphers(":".join(names))
     return context
 
 

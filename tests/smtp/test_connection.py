@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from relay.errors import ConfigError
+from relay.outbound.mx.dane import Matching
 from relay.smtp.auth import Credentials
 from relay.smtp.client import Following, Mail, Outcome, Phase, Verdict
 from relay.smtp.connection import (
@@ -35,6 +36,7 @@ from relay.smtp.connection import (
     Route,
     TlsMode,
     client_tls,
+    opportunistic_tls,
 )
 from tests.eventually import eventually
 
@@ -867,3 +869,13 @@ async def test_smtp_sink_in_its_failure_modes(flags: tuple[str, ...], verdict: s
         assert (second.verdict, second.phase) == (verdict, phase)
     else:
         assert second.stale
+
+
+@pytest.mark.parametrize(
+    "context", [client_tls, opportunistic_tls, Matching((), ()).context], ids=["web", "any", "DANE"]
+)
+def test_no_server_chooses_the_numbers_that_are_reckoned_with(context):
+    """Those of DHE may have 10,000 bits, and take seconds; of elliptic curves both know which."""
+    exchanges = {one["kea"] for one in context().get_ciphers()}
+    assert "kx-dhe" not in exchanges
+    assert "kx-ecdhe" in exchanges

@@ -66,6 +66,7 @@ from relay.outbound.mx.policy import (
 )
 from relay.outbound.mx.tls_results import TlsResult, TlsResults
 from relay.outbound.mx.tlsa import TRUST_ANCHOR, Tlsa, mismatch, usable
+from relay.smtp.connection import without_dhe
 from relay.smtp.tls_faults import Wrong
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ _ON = Gauge(
 @cache
 def _any_certificate() -> ssl.SSLContext:
     """A context that shakes hands with anybody: certificates are looked at afterwards."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = without_dhe(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
