@@ -208,6 +208,7 @@ def control_deps(
             trusted_proxies=networks(settings.http.trusted_proxies),
             sns_topics=settings.ingest.sns_topics,
             notification_secrets=settings.ingest.notification_secrets,
+            report_field=settings.outbound.report_field,
             buckets=buckets,
             fetch_object=fetch_object,
             notified=notified,

@@ -297,6 +297,7 @@ class Deps:
     trusted_proxies: Collection[Network] = ()  # whose X-Forwarded-For is believed
     sns_topics: Iterable[str] = ()
     notification_secrets: Iterable[str] = ()  # of upstreams that report; none: nobody may
+    report_field: str = ""  # by whose value an upstream knows messages; empty: there is none
     buckets: Buckets | None = None  # where SES may have put mail; None: nowhere
     fetch_object: FetchObject | None = None  # None: nothing that was put there is fetched
     notified: Notified | None = None  # takes reports of mail that was sent; None: none are ours

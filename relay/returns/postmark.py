@@ -3,7 +3,8 @@
 Format: the webhooks of Postmark (its developer documentation, "Webhooks"; the types of bounces:
 "Bounce API").  `RecordType` says which it is.  Postmark has return paths of its own and repeats no
 field of a message but those whose name begins with `X-PM-Metadata-`: their values are in
-`Metadata`, and one of them is what a message is known by.
+`Metadata`, and that of the field that we write is what a message is known by.  The others are
+whoever's who wrote the message.
 
 Promises
 - A webhook is read as a `Report`, so that `relay.returns.law` says what follows, as for mail that
@@ -30,13 +31,13 @@ Postmark that says so is for the caller to find out first.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from relay.returns.report import COMPLAINT, DSN, NOTHING, Recipient, Report
 from relay.returns.upstream_report import MalformedReport, UpstreamReport, text_in
 
-_NAMES = 20
-"""Values of Metadata that are looked at; Postmark takes ten of a message."""
+_PREFIX = "x-pm-metadata-"
 
 _FAILED = {"hardbounce", "softbounce"}
 _UNSENT = {
@@ -46,8 +47,11 @@ _UNSENT = {
 _DELAYED = {"transient", "dnserror"}
 
 
-def read(record: dict[str, Any]) -> UpstreamReport | None:
-    """Read a record; None: nothing follows from it, whatever it is."""
+def read(record: dict[str, Any], field: str) -> UpstreamReport | None:
+    """Read a record; None: nothing follows from it, whatever it is.
+
+    `field`: the name of that by which messages are known; another than Postmark's: none is.
+    """
     kind = record["RecordType"]
     if not isinstance(kind, str):
         raise MalformedReport("RecordType is not a string.")
@@ -60,8 +64,13 @@ def read(record: dict[str, Any]) -> UpstreamReport | None:
         metadata = {}
     if not isinstance(metadata, dict):
         raise MalformedReport("Metadata is not an object.")
-    names = (value for value in list(metadata.values())[:_NAMES] if isinstance(value, str))
-    return UpstreamReport(tuple(names), report or NOTHING, unsubscribes)
+    field = field.lower()
+    names = (
+        value
+        for name, value in metadata.items()
+        if isinstance(value, str) and _PREFIX + name.lower() == field
+    )
+    return UpstreamReport(tuple(islice(names, 1)), report or NOTHING, unsubscribes)
 
 
 def _report(kind: str, record: dict[str, Any]) -> Report | None:

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
+from relay.returns import postmark
 from relay.returns.law import finding
-from relay.returns.postmark import read
-from relay.returns.upstream_report import MalformedReport
+from relay.returns.upstream_report import MalformedReport, UpstreamReport
 
 ADA = "ada@customer.example"
 TOKEN = "a" * 48
+FIELD = "X-PM-Metadata-relay"
 
 Follows = tuple[str, str | None, bool, bool] | None
+
+
+def read(record: dict[str, Any]) -> UpstreamReport | None:
+    """Read a record of a relay whose field is `FIELD`."""
+    return postmark.read(record, FIELD)
 
 
 def bounce(
@@ -124,9 +130,26 @@ def test_a_record_without_a_token_names_nothing(metadata: Any):
     notice = read(bounce(Metadata=metadata))
     assert notice is not None
     assert notice.names == ()
-    many = read(bounce(Metadata={str(number): TOKEN for number in range(10_000)}))
-    assert many is not None
-    assert len(many.names) == 20
+
+
+@pytest.mark.parametrize(
+    ("field", "metadata", "names"),
+    [
+        (FIELD, {"other": "b" * 48, "relay": TOKEN}, (TOKEN,)),
+        (FIELD, {"Relay": TOKEN, "relay": "b" * 48}, (TOKEN,)),
+        (FIELD, {"other": TOKEN}, ()),
+        ("X-PM-Metadata-Other", {"other": TOKEN, "relay": "b" * 48}, (TOKEN,)),
+        ("X-Other-relay", {"relay": TOKEN}, ()),
+        ("", {"": TOKEN, "relay": TOKEN}, ()),
+    ],
+)
+def test_a_message_is_known_by_our_field_alone(
+    field: str, metadata: dict[str, str], names: tuple[str, ...]
+):
+    """Whoever writes a message may write other fields of metadata, with another's token."""
+    notice = postmark.read(bounce(Metadata=metadata), field)
+    assert notice is not None
+    assert notice.names == names
 
 
 @pytest.mark.parametrize(

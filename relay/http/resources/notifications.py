@@ -141,7 +141,7 @@ def register(api: Api) -> None:
             raise refused()
         name = request.headers[ID] if signed else None
         try:
-            outcome = await follow(read(body), name)
+            outcome = await follow(read(body, deps.report_field), name)
         except MalformedReport as error:
             POSTS.labels("malformed").inc()
             raise Problem(400, "malformed-notification", str(error)) from error
@@ -176,15 +176,18 @@ def register(api: Api) -> None:
         return NotificationOutcome(status="reported" if changed else "ignored")
 
 
-def read(body: bytes) -> UpstreamReport | None:
-    """Read a post in whichever form it has; None: nothing follows from it."""
+def read(body: bytes, field: str) -> UpstreamReport | None:
+    """Read a post in whichever form it has; None: nothing follows from it.
+
+    `field`: the name of that by which an upstream knows messages.
+    """
     try:
         said: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise MalformedReport("The body is not valid JSON.") from error
     if not isinstance(said, dict):
         raise MalformedReport("The body is not a JSON object.")
-    return postmark.read(said) if "RecordType" in said else generic.read(said)
+    return postmark.read(said, field) if "RecordType" in said else generic.read(said)
 
 
 def knows(secrets: Sequence[str], headers: Mapping[str, str]) -> bool:

@@ -103,6 +103,7 @@ async def upstream(database_url: str, pool: Pool) -> AsyncIterator[Upstream]:
         pool,
         notified=notified,
         notification_secrets=SECRETS,
+        report_field="X-PM-Metadata-relay",
         trusted_proxies=networks(["127.0.0.1"]),
     ) as house:
         await house.pool.execute(
