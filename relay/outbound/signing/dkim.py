@@ -9,7 +9,8 @@ Promises
   those by which they unsubscribe: whoever adds one breaks the signature.
 - The same message and the same keys give the same bytes: nothing tells the time (no t=, no x=).
 - Only a message that all programs read alike is signed: one From with one address, every line of
-  the header a field.  What is signed is not changed.
+  the header a field with its colon right behind its name, and no VT or FF there, which are white
+  space to some.  What is signed is not changed.
 - Linear in the message.
 
 Fails: `unsigned` returns nothing where a message cannot be signed; `Unloadable` for what is no
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar
@@ -67,6 +69,7 @@ _SIGNED = (
     *("feedback-id", "auto-submitted"),
 )
 """Fields that are signed as often as they are there."""
+_SPACES = re.compile(rb"[\v\f]")
 _FOLD_AT = 76
 _HASH = SHA256()
 _PADDING = PKCS1v15()
@@ -185,9 +188,15 @@ def sign(key: PrivateKey, digest: bytes) -> bytes:
 
 
 def _author_domain(fields: Sequence[Field]) -> str:
-    if not all(field.name for field in fields):
-        return ""  # some programs end the header there
+    if not all(map(_is_plain, fields)):
+        return ""
     return author(fields).domain
+
+
+def _is_plain(field: Field) -> bool:
+    """Whether all programs read a field alike; at what is none, some end the header."""
+    name = len(field.name)
+    return bool(name) and field.raw[name : name + 1] == b":" and not _SPACES.search(field.raw)
 
 
 def _names(fields: Sequence[Field]) -> tuple[str, ...]:

@@ -147,7 +147,12 @@ def test_a_key_is_stored_and_published():
     ("header", "domain"),
     [
         (b"From: a@shop.example\r\n", "shop.example"),
-        (b"from : A <a@SHOP.example>\r\n", "shop.example"),
+        (b"from: A <a@SHOP.example>\r\n", "shop.example"),
+        (b"from : A <a@shop.example>\r\n", ""),
+        (b"From: a@shop.example\r\nSubject : x\r\n", ""),
+        (b"From: a@shop.example\r\nX-Any\t: x\r\n", ""),
+        (b"From: a@shop.example\r\nSubject: x\v\r\n", ""),
+        (b"From: a@shop.example\r\nX-Any: a\r\n\f b\r\n", ""),
         (b"From: a@news.shop.example\r\n", "news.shop.example"),
         (b'From: "x@y.example" <a@shop.example>\r\n', "shop.example"),
         ("From: ä@münchen.example\r\n".encode(), "xn--mnchen-3ya.example"),
