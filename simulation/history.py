@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
-from simulation.places import DATABASE, SERVERS
+from simulation.faults import BESIDE
+from simulation.places import DATABASE, HOOKS, SERVERS
 
 
 class Answer(StrEnum):
@@ -34,11 +36,16 @@ class Mailbox:
     """Virtual seconds."""
     tells: bool = False
     """Whether somebody is told of what arrives."""
+    quota: tuple[int, int] | None = None
+    """The messages, and the bytes, that it may hold."""
+    deletion_asked: float = inf
+    deleted_at: float = inf
+    """When that was answered 204."""
 
 
 @dataclass
 class Mail:
-    """One try to hand a message in."""
+    """One try to hand a message in, to one of its recipients."""
 
     marker: str
     address: str
@@ -48,6 +55,67 @@ class Mail:
     answered_at: float = 0.0
     for_good: bool = False
     """Whether it was refused for good (5xx): whoever sent it does not come back with it."""
+    full: bool = False
+    """Whether it was refused because the mailbox is full."""
+    welcome: bool = False
+    """Whether RCPT was answered 250."""
+    together: bool = False
+    """Whether others had it in the same transaction: of a recipient whose mailbox ends before the
+    dot its answer says nothing."""
+    id: str = ""
+    """What the relay calls it there."""
+    parsed_at: float = inf
+    """When it was first seen that it has been parsed."""
+    deletion_asked: float = inf
+    deleted_at: float = inf
+    """When that was answered 204."""
+
+
+@dataclass
+class Look:
+    """What somebody was shown of a mailbox, or told of it."""
+
+    of: str
+    """What was asked for: a `list`, a `wait`, what is `over`, or the deletion of a `message` or a
+    `mailbox`."""
+    address: str
+    began: float
+    ended: float = 0.0
+    status: int = 0
+    """Of the answer; 0: none came."""
+    shown: list[str] = field(default_factory=list)
+    """The markers of messages; empty: of one that is not parsed."""
+    whole: bool = False
+    """Of a list: whether it was read to its end."""
+    sought: str = ""
+    """The marker of the message that was meant; of what is over, what of it."""
+    judged: bool = True
+    """Whether what is not there is known to be: nobody may have deleted it before."""
+
+
+@dataclass
+class Post:
+    """A post of a webhook, as its receiver saw it."""
+
+    event: str
+    """Its webhook-id."""
+    marker: str
+    """Of the message that it tells of."""
+    mailbox: str
+    at: float
+    node: str = ""
+    """Who posted it."""
+    told_at: float | None = None
+    """When it was answered 2xx."""
+    ended_at: float = inf
+    """When its receiver had done with it."""
+    named: bool = True
+    """Whether its body names the same event."""
+    content: bytes = b""
+    """What is signed."""
+    signatures: str = ""
+    signed: bool = True
+    """Whether it is signed with the secret of the mailbox's owner."""
 
 
 TEXT = "It is on its way."
@@ -136,6 +204,8 @@ class Trouble:
     """Whom it was at; "": everybody."""
     party: str = ""
     """Of a partition: the other side."""
+    how: str = ""
+    """As the fault says it."""
 
     def at_work(self, began: float, ended: float) -> bool:
         """Whether it was, at any time between two instants."""
@@ -144,12 +214,22 @@ class Trouble:
 
 _LEASE_AND_COMMIT = 75.0  # seconds
 _HELD = 160.0  # seconds for which what was sent may be under way: the longest fault
+_SERVERS = {"database", "stall", "failover", "disk"}
+_POST_WITHIN = 14.0  # seconds in which a post is answered, or its answer may be too late
+_INSISTS = 5.0  # seconds for which it is tried to put down that somebody was told
 
 
 def _keeps_mail(trouble: Trouble) -> bool:
     """Whether a trouble keeps its node from delivering mail, or from putting down what it did."""
     if trouble.kind == "partition":
         return trouble.party in {DATABASE, *SERVERS}
+    return trouble.kind in {"kill", "freeze", "cut"}
+
+
+def _keeps_posts(trouble: Trouble) -> bool:
+    """Whether a trouble keeps its node from hearing what a post came to, or putting that down."""
+    if trouble.kind == "partition":
+        return trouble.party in {DATABASE, HOOKS}
     return trouble.kind in {"kill", "freeze", "cut"}
 
 
@@ -179,6 +259,9 @@ class History:
     so much early or late by the other."""
     mailboxes: list[Mailbox] = field(default_factory=list)
     mail: dict[str, Mail] = field(default_factory=dict)
+    """By marker and recipient, as what is sent."""
+    posts: list[Post] = field(default_factory=list)
+    """Of webhooks."""
     sends: dict[str, Answer] = field(default_factory=dict)
     """Messages to be sent, by marker and recipient: `M-out-7/a@one.example`."""
     accounts: dict[str, Answer] = field(default_factory=dict)
@@ -202,11 +285,11 @@ class History:
     acknowledged: dict[str, float] = field(default_factory=dict)
     """Blobs that their device acknowledged, by marker: when."""
     told: list[str] = field(default_factory=list)
-    """Messages that somebody was told of, and said so."""
+    """Messages, by marker and mailbox, that somebody was told of, and said so."""
     ids: dict[str, list[str]] = field(default_factory=dict)
     """By marker: what the relay called it."""
-    shown_late: list[str] = field(default_factory=list)
-    """What was shown of a mailbox after its end."""
+    looks: list[Look] = field(default_factory=list)
+    """What was shown of mailboxes."""
     troubles: list[Trouble] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     """What took long although nothing was wrong: a sentence each."""
@@ -222,6 +305,50 @@ class History:
             each.at_work(*span)
             for each in self.troubles
             for span in _spans(each, first, second, until)
+        )
+
+    def over_from(self, mailbox: Mailbox) -> float:
+        """Return the first instant at which a mailbox may be over."""
+        return min(mailbox.expires_at - self.apart, mailbox.deletion_asked)
+
+    def over_at(self, mailbox: Mailbox) -> float:
+        """Return the instant from which on a mailbox is over."""
+        return min(mailbox.expires_at + self.apart, mailbox.deleted_at)
+
+    def two_primaries(self, began: float, ended: float) -> bool:
+        """Whether an old primary may have answered who asked between two instants."""
+        return any(
+            each.kind == "failover" and each.how == BESIDE and each.at_work(began, ended)
+            for each in self.troubles
+        )
+
+    def may_post_again(self, first: Post, second: Post) -> bool:
+        """Whether an event may be posted again after it was told: whoever had told it did not hear
+        that, or was gone or held up before that was put down, or the database was away for longer
+        than they insist; or who posts it again was held up since they had it to post."""
+        assert first.told_at is not None
+        if first.told_at - first.at > _POST_WITHIN:
+            return True
+        until = min(second.at, first.told_at + _LEASE_AND_COMMIT)
+        return self._held_up(second) or any(
+            each.at_work(first.at - 1.0, until)
+            for each in self.troubles
+            if (each.node == first.node and _keeps_posts(each))
+            or (each.kind in _SERVERS and each.ended - each.began > _INSISTS)
+        )
+
+    def may_post_both(self, first: Post, second: Post) -> bool:
+        """Whether an event may be posted while another post of it is under way: who began sooner
+        had lost it by then."""
+        return self._held_up(first) or self._held_up(second)
+
+    def _held_up(self, post: Post) -> bool:
+        """Whether who posts may have had it to post for longer than the lease."""
+        return any(
+            each.at_work(post.at - _HELD, post.at)
+            for each in self.troubles
+            if (each.node == post.node and each.kind in {"freeze", "partition"})
+            or (each.kind in _SERVERS and each.ended - each.began > _INSISTS)
         )
 
     def refused(self, recipient: str) -> bool:

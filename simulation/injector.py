@@ -83,7 +83,9 @@ class Injector:
                 await self._around.wait_busy(fault.node, fault.whose)
             await trio.sleep(fault.amid)
         began = self._world.now()
-        trouble = Trouble(fault.kind, began, began + fault.lasts, fault.node, fault.party)
+        trouble = Trouble(
+            fault.kind, began, began + fault.lasts, fault.node, fault.party, fault.how
+        )
         self._history.troubles.append(trouble)
         told = {"kind": fault.kind, "of": fault.node, "party": fault.party, "how": fault.how}
         self._world.tell("fault.began", **told)

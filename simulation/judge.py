@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
+from simulation import judge_mailboxes
 from simulation.around.dns import DANE
 from simulation.database import Database
-from simulation.history import BOUNCES, Answer, Copy, History, Reported
+from simulation.history import BOUNCES, Answer, Copy, History, Post, Reported
 from simulation.keys import OWN
 from simulation.network import Network
-from simulation.places import SERVERS
+from simulation.places import NOBODY, SERVERS
 from simulation.world import EPOCH
 
 _ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"
@@ -26,6 +27,8 @@ _REFUSED = {"bounced", "failed"}
 _MOMENT = 3.0  # seconds that are no matter of order
 _SUPPRESS = {Reported.GONE, Reported.COMPLAINT}
 _OLD = 75.0  # seconds by which what is known of keys may be late
+_SOON = 1.0  # seconds between what a post reads and the post
+_POST_LASTS = 15.0  # seconds for which an answer to a post is waited for
 _LOCKED = 160.0  # seconds for which who was stopped may have kept a token locked
 
 GIVEN_UP_AFTER = 900.0
@@ -71,7 +74,7 @@ def violations(database: Database, history: History, now: float, rate: float | N
     """
     return [
         *_mail(database, history, now),
-        *_expiry(database, history),
+        *_expiry(database),
         *_outbound(database, history),
         *_reports(database, history),
         *_came_back(database, history),
@@ -82,6 +85,9 @@ def violations(database: Database, history: History, now: float, rate: float | N
         *_budget(database, rate),
         *_blobs(history),
         *_told(history, now),
+        *_posts(history),
+        *judge_mailboxes.looks(history),
+        *judge_mailboxes.quotas(history),
         *history.late,
     ]
 
@@ -126,46 +132,70 @@ def is_open(database: Database, address: str) -> bool:
 
 def _mail(database: Database, history: History, now: float) -> list[str]:
     found: list[str] = []
-    stored: dict[str, list[tuple[str, bytes, bool]]] = defaultdict(list)
-    for address, marker, raw, summarised in database.query(
+    stored: dict[str, list[tuple[str, bytes, bool, float]]] = defaultdict(list)
+    for address, marker, raw, summarised, at in database.query(
         """
         SELECT b.address, substring(encode(m.raw_email, 'escape') FROM 'Subject: (M-in-[0-9]+)'),
-               m.raw_email, EXISTS (SELECT FROM relay.summaries s WHERE s.message_id = m.id)
+               m.raw_email, EXISTS (SELECT FROM relay.summaries s WHERE s.message_id = m.id),
+               extract(epoch FROM m.received_at)::float8
         FROM relay.messages m
         JOIN relay.mailboxes b ON b.id = m.mailbox_id
         ORDER BY m.id
         """
     ):
-        stored[marker].append((address, bytes(raw), summarised))
-    there = {row[0] for row in database.query("SELECT address FROM relay.mailboxes")}
+        stored[marker].append((address, bytes(raw), summarised, at - EPOCH))
+    rows = database.query("SELECT address, is_active FROM relay.mailboxes")
+    there, active = {row[0] for row in rows}, {row[0] for row in rows if row[1]}
+    meant = {(mail.marker, mail.address) for mail in history.mail.values()}
     found += [
         f"{box.address}: 201 was said, and there is no mailbox"
         for box in history.mailboxes
-        if box.expires_at > now + history.apart and box.address not in there
+        if history.over_from(box) > now and box.address not in there
     ]
-    ends = {box.address: box.expires_at for box in history.mailboxes}
+    found += [
+        f"{box.address}: was deleted, and is there"
+        for box in history.mailboxes
+        if box.deleted_at < inf and box.address in active
+    ]
+    ends = {box.address: history.over_from(box) for box in history.mailboxes}
+    over = {box.address: history.over_at(box) for box in history.mailboxes}
+    deleted = {box.address: box.deleted_at for box in history.mailboxes}
     for mail in history.mail.values():
-        copies = stored.pop(mail.marker, [])
-        if mail.answer is Answer.KEPT and not copies and mail.address in there:
+        copies = [each for each in stored[mail.marker] if each[0] == mail.address]
+        missed = mail.together and ends.get(mail.address, 0.0) <= mail.answered_at
+        missed |= mail.deletion_asked < inf
+        if mail.answer is Answer.KEPT and not copies and mail.address in there and not missed:
             found.append(f"{mail.marker}: 250 was said, and it is not there")
-        if mail.for_good and ends.get(mail.address, 0.0) > mail.answered_at + history.apart:
+        if mail.deleted_at < inf and copies:
+            found.append(f"{mail.marker}: was deleted, and it is there")
+        two = history.two_primaries(mail.asked_at, mail.answered_at)
+        if mail.welcome and mail.asked_at > over.get(mail.address, inf) and not two:
+            found.append(f"{mail.marker}: 250 was said to {mail.address}, which was over")
+        if mail.welcome and NOBODY in mail.address:
+            found.append(f"{mail.marker}: 250 was said to {mail.address}, and that is nobody")
+        if mail.for_good and ends.get(mail.address, 0.0) > mail.answered_at:
             found.append(f"{mail.marker}: refused for good, and its mailbox takes mail")
         if mail.answer is Answer.REFUSED and copies:
             found.append(f"{mail.marker}: refused, and it is there")
         if len(copies) > 1:
             found.append(f"{mail.marker}: handed in once, and there {len(copies)} times")
-        for address, raw, summarised in copies:
-            if address != mail.address:
-                found.append(f"{mail.marker}: in the mailbox {address}")
+        for _, raw, summarised, at in copies:
+            if at > deleted.get(mail.address, inf) + history.apart:
+                found.append(f"{mail.marker}: was stored after its mailbox was deleted")
             if not raw.endswith(mail.raw):
                 found.append(f"{mail.marker}: stored are other bytes than were sent")
             if not summarised:
                 found.append(f"{mail.marker}: never summarised")
-    found += [f"{marker}: nobody sent it, and it is there" for marker in stored]
+    sent = {marker for marker, _ in meant}
+    for marker, copies in stored.items():
+        if marker not in sent:
+            found.append(f"{marker}: nobody sent it, and it is there")
+        elif astray := [each[0] for each in copies if (marker, each[0]) not in meant]:
+            found.append(f"{marker}: in the mailbox {astray[0]}")
     return found
 
 
-def _expiry(database: Database, history: History) -> list[str]:
+def _expiry(database: Database) -> list[str]:
     late = database.query(
         """
         SELECT b.address, extract(epoch FROM m.received_at - b.expires_at)::float8
@@ -175,9 +205,10 @@ def _expiry(database: Database, history: History) -> list[str]:
         ORDER BY 1
         """
     )
+    read = database.query("SELECT address, by FROM sim.read_late ORDER BY 1, 2")
     return [
         *(f"{address}: took mail {by:.6f} s after its end" for address, by in late),
-        *(f"{address}: was over, and showed its mail" for address in history.shown_late),
+        *(f"{address}: its mail was read {by:.6f} s after its end" for address, by in read),
     ]
 
 
@@ -414,13 +445,48 @@ def _blobs(history: History) -> list[str]:
 
 
 def _told(history: History, now: float) -> list[str]:
-    tells = {
-        box.address
-        for box in history.mailboxes
-        if box.tells and box.expires_at > now + history.apart
-    }
+    tells = {box.address for box in history.mailboxes if box.tells and history.over_from(box) > now}
     return [
         f"{mail.marker}: arrived, and nobody was told"
         for mail in history.mail.values()
-        if mail.answer is Answer.KEPT and mail.address in tells and mail.marker not in history.told
+        if mail.answer is Answer.KEPT
+        and mail.address in tells
+        and mail.deletion_asked == inf
+        and f"{mail.marker}/{mail.address}" not in history.told
     ]
+
+
+def _posts(history: History) -> list[str]:
+    """Of each message there is one event, told once; an event has one id, and a signature."""
+    found: list[str] = []
+    over = {box.address: history.over_at(box) for box in history.mailboxes}
+    gone = {
+        f"{mail.marker}/{mail.address}": min(mail.deleted_at, over.get(mail.address, inf))
+        for mail in history.mail.values()
+    }
+    events: dict[str, list[Post]] = defaultdict(list)
+    for post in history.posts:
+        what = f"{post.marker}/{post.mailbox}"
+        events[what].append(post)
+        if what not in gone:
+            found.append(f"{what}: nobody sent it, and it was told of")
+        if not post.named:
+            found.append(f"{what}: was told of with another id than its event's")
+        if not post.signed:
+            found.append(f"{what}: was told of, and not signed")
+        end = gone.get(what, inf)
+        if post.at > end + _SOON and not history.troubled(end - _SOON, post.at, but=("clock",)):
+            found.append(f"{what}: was told of {post.at - end:.3f} s after its end")
+    for what, posts in events.items():
+        if len({post.event for post in posts}) > 1:
+            found.append(f"{what}: was told of by more than one event")
+        for one, two in pairwise(sorted(posts, key=lambda post: post.at)):
+            said = f"posted at {one.at:.3f} by {one.node} and again at {two.at:.3f} by {two.node}"
+            if one.told_at is not None and one.told_at <= two.at:
+                if not history.may_post_again(one, two):
+                    found.append(f"{what}: {said}, though it was told, without excuse")
+                continue
+            both = two.at < min(one.ended_at, one.at + _POST_LASTS)
+            if both and not history.may_post_both(one, two):
+                found.append(f"{what}: {said}, both under way, without excuse")
+    return found

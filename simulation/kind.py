@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 LETTERS_A_MONTH = 133_921
 """What the budget pays for where there is one: a little more than are asked for in a rush."""
+QUOTA = 5, 500_000
+"""The messages, and the bytes, that a mailbox may hold which nobody's key made, where there is a
+quota."""
 _CLOCKS_APART = 3.0  # seconds, at most
 
 
@@ -30,6 +33,8 @@ class Kind:
     """Sweeps, pings and looks are as often as in life, if the run is not too long for that."""
     pings: bool
     """Pings of the database are as often as in life, under the same condition."""
+    quota: bool
+    """Mailboxes that nobody's key made may hold little."""
     clocks_apart: float
     """Seconds by which the second server's clock is ahead of the first's."""
 
@@ -39,7 +44,15 @@ class Kind:
         return (LETTERS_A_MONTH - 1) / (31 * 86_400) if self.budget else None
 
 
-_ONE_IN = {"budget": 2, "direct": 3, "returns": 4, "one_host": 4, "often": 6, "pings": 3}
+_ONE_IN = {
+    "budget": 2,
+    "direct": 3,
+    "returns": 4,
+    "one_host": 4,
+    "often": 6,
+    "pings": 3,
+    "quota": 4,
+}
 
 
 def kind_of(seed: int) -> Kind:

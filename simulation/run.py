@@ -25,6 +25,7 @@ from simulation.around import (
     hooks,
     probe,
     programs,
+    readers,
     reports,
     senders,
 )
@@ -32,7 +33,7 @@ from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, plan
 from simulation.history import History
 from simulation.injector import Injector
-from simulation.kind import Kind
+from simulation.kind import QUOTA, Kind
 from simulation.node import Node
 from simulation.page import subject
 from simulation.places import DNS, HOOKS, SERVERS
@@ -87,6 +88,11 @@ async def simulate(
         await nursery.start(network.run)
         await migrate(database.dsn)
         database.shadow_functions()
+        if world.kind.quota:
+            database.query(
+                "UPDATE relay.plans SET max_messages = %s, max_bytes = %s WHERE name = 'free'",
+                QUOTA,
+            )
         dns.open_dns(around)
         for host in SERVERS:
             await nursery.start(exchangers.upstream, around, host)
@@ -145,8 +151,8 @@ def _handed_to(world: World) -> tuple[str, ...]:
 
 
 _PEOPLE = (
-    "maker", "client1", "client2", "client3", "program1", "program2", "submitter1", "person",
-    "pusher", "device1", "device2", "device3",
+    "maker", "reader", "client1", "client2", "client3", "program1", "program2", "submitter1",
+    "person", "pusher", "device1", "device2", "device3",
 )  # fmt: skip
 
 
@@ -157,8 +163,9 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     rng = world.rng("devices")
     keys = [KeyPair.from_private(rng.randbytes(32)) for _ in range(3)]
     nursery.start_soon(senders.mailbox_maker, around, "maker", 60.0)
+    nursery.start_soon(readers.reader, around, "reader", 45.0)
     for number in range(1, 4):
-        nursery.start_soon(senders.mail_client, around, f"client{number}", 30.0)
+        nursery.start_soon(senders.mail_client, around, f"client{number}", 32.0)
     for number in range(1, 3):
         nursery.start_soon(programs.program, around, f"program{number}", 20.0)
     nursery.start_soon(programs.submitter, around, "submitter1", 30.0)

@@ -9,6 +9,7 @@ tasks that may run), psycopg's clock, the connections of httpx.
 from __future__ import annotations
 
 import random
+import select
 import ssl
 import sys
 import uuid
@@ -23,6 +24,7 @@ import trio
 from psycopg import pq
 
 from simulation.database import Database
+from simulation.database.patience import PATIENCE
 from simulation.day import HOUR
 from simulation.network import Network
 from simulation.world import Dead, World, inline
@@ -204,7 +206,15 @@ def _waits(seams: Seams) -> dict[str, Any]:
 
     def ready(fileno: int, wanted: int) -> int:
         # Writing first: whether something can be read in this very moment is the kernel's secret.
-        return int(ready_now(fileno, Wait(wanted & _WRITE or wanted)))
+        wanted = wanted & _WRITE or wanted
+        now = int(ready_now(fileno, Wait(wanted)))
+        if wanted & _WRITE and not now and not seams.there().servers.is_frozen:
+            # So is how fast a server reads a statement that is longer than the socket's buffer.
+            socket = select.poll()
+            socket.register(fileno, select.POLLOUT)
+            socket.poll(PATIENCE * 1000)
+            now = int(ready_now(fileno, Wait(wanted)))
+        return now
 
     async def wait_readable(fileno: int) -> None:
         await seams.there().wait_readable(fileno)

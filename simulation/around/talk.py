@@ -53,6 +53,14 @@ class Talk:
             self._buffer += data
         return bytes(self._buffer)
 
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Read the head of an HTTP response: its status, and its fields by their names."""
+        status, fields = int((await self.line()).split()[1]), {}
+        while line := await self.line():
+            name, _, value = line.decode(errors="replace").partition(":")
+            fields[name.lower()] = value.strip()
+        return status, fields
+
     async def reply(self) -> int:
         """Read one SMTP reply and return its code."""
         while True:
@@ -73,33 +81,39 @@ async def call(
     around: Around, host: str, method: str, path: str, body: Any = None, *, token: str = ADMIN_TOKEN
 ) -> tuple[int, Any]:
     """Make a call; `HttpFailed` when no whole answer came."""
+    status, _, answer = await fetch(around, host, method, path, body, token=token)
+    return status, answer
+
+
+async def fetch(
+    around: Around, host: str, method: str, path: str, body: Any = None, *, token: str = ADMIN_TOKEN
+) -> tuple[int, dict[str, str], Any]:
+    """Do as `call`, and return the fields of the answer's head, too, by their names in lower
+    case.  Of a stream of events nothing is read but its head."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: relay.example\r\nConnection: close\r\n"
-        f"Authorization: Bearer {token}\r\nContent-Type: {kind}\r\n"
-        f"Content-Length: {len(raw)}\r\n\r\n"
+        + (f"Authorization: Bearer {token}\r\n" if token else "")
+        + f"Content-Type: {kind}\r\nContent-Length: {len(raw)}\r\n\r\n"
     )
     try:
         with trio.fail_after(PATIENCE):
             async with await around.network.open_tcp_stream(host, HTTP) as stream:
                 talk = Talk(stream)
                 await talk.say(head.encode() + raw)
-                status = int((await talk.line()).split()[1])
-                length = None
-                while line := await talk.line():
-                    name, _, value = line.partition(b":")
-                    if name.lower() == b"content-length":
-                        length = int(value)
+                status, fields = await talk.head()
+                if fields.get("content-type", "").startswith("text/event-stream"):
+                    return status, fields, None
                 rest = await talk.rest()
-                if length is not None and len(rest) < length:
+                if len(rest) < int(fields.get("content-length", "0")):
                     raise HttpFailed("cut short")
     except (*BROKEN, ValueError, IndexError) as error:
         raise HttpFailed(type(error).__name__) from error
     try:
-        return status, json.loads(rest) if rest else None
+        return status, fields, json.loads(rest) if rest else None
     except ValueError:
-        return status, rest
+        return status, fields, rest
 
 
 async def ask(

@@ -70,7 +70,8 @@ class Database:
         self.tick()
 
     def shadow_functions(self) -> None:
-        """Have the functions that set a search path or a time-out of their own do as the others."""
+        """Have the functions that set a search path or a time-out of their own do as the others,
+        and have put down what is read of a mailbox that is over."""
         for signature, config in self.query(
             "SELECT oid::regprocedure::text, proconfig FROM pg_proc"
             " WHERE proconfig IS NOT NULL AND pronamespace = 'relay'::regnamespace ORDER BY 1"
@@ -81,6 +82,10 @@ class Database:
                     self.query(f"ALTER FUNCTION {signature} SET search_path = sim, {value}")
                 elif key == "lock_timeout":
                     self.query(f"ALTER FUNCTION {signature} RESET lock_timeout")
+        self.query(
+            "CREATE TRIGGER read_late AFTER UPDATE OF is_read ON relay.messages FOR EACH ROW"
+            " WHEN (NEW.is_read AND NOT OLD.is_read) EXECUTE FUNCTION sim.note_read()"
+        )
 
     def query(self, sql: str, params: Any = None) -> list[tuple[Any, ...]]:
         """Ask the primary something on the simulation's own account; the loop stands still."""

@@ -66,3 +66,19 @@ AS $$
     SELECT set_config('application_name', 'notified ' || nextval('sim.notes'), false);
     SELECT pg_catalog.pg_notify(channel, payload)
 $$;
+
+-- What was read, and marked read, of a mailbox that was over: by the clock of the statement that
+-- read it.  Large messages are left out: they are marked after they were read.
+CREATE TABLE sim.read_late (address text, by double precision);
+CREATE FUNCTION sim.note_read() RETURNS trigger LANGUAGE plpgsql
+AS $$
+BEGIN
+    INSERT INTO sim.read_late
+    SELECT b.address, extract(epoch FROM sim.now() - b.expires_at)
+    FROM relay.mailboxes b
+    WHERE b.id = NEW.mailbox_id
+      AND b.expires_at <= sim.now()
+      AND NEW.size < 40000;
+    RETURN NULL;
+END
+$$;

@@ -17,14 +17,17 @@ import psycopg
 import pytest
 import trio
 
-from simulation import judge
+from simulation import judge, judge_mailboxes
+from simulation.faults import BESIDE
 from simulation.history import (
     Answer,
     Blob,
     Copy,
     History,
+    Look,
     Mail,
     Mailbox,
+    Post,
     Refusal,
     Report,
     Reported,
@@ -32,6 +35,7 @@ from simulation.history import (
 )
 from simulation.keys import ANOTHER, OWN
 from simulation.network import Network
+from simulation.places import HOOKS, NOBODY
 from simulation.world import EPOCH, NODE, World
 from tests.conftest import TEMPLATE, Clusters
 
@@ -123,15 +127,19 @@ def suppressed(address: str = TO) -> Row:
 # --------------------------------------------------------------------------------- what may be seen
 
 
-def mail(answer: Answer, *, for_good: bool = False) -> dict[str, Mail]:
+def mail(answer: Answer, to: str = BOX, **more: Any) -> dict[str, Mail]:
     """A message that was handed in."""
-    said = Mail("M-in-1", BOX, RAW, answer=answer, answered_at=NOW, for_good=for_good)
-    return {"M-in-1": said}
+    return {f"M-in-1/{to}": Mail("M-in-1", to, RAW, answer=answer, answered_at=NOW, **more)}
 
 
 def copy(when: float = 100.0, node: str = "n1", to: str = TO, **more: Any) -> Copy:
     """What a server took."""
     return Copy("M-out-1", to, when, node=node, **more)
+
+
+def post(when: float = 100.0, node: str = "n1", event: str = "e1", **more: Any) -> Post:
+    """A post of a webhook, which its receiver answered 2xx a tenth of a second later."""
+    return Post(event, "M-in-1", BOX, when, node, **{"told_at": when + 0.1} | more)
 
 
 def blob(answer: Answer) -> dict[str, Blob]:
@@ -155,6 +163,41 @@ def world(*rows: Row, **seen: Any) -> Seen:
 
 
 FOREVER, OVER = Mailbox(BOX, 2000.0), Mailbox(BOX, NOW)
+ENDED, DELETED = Mailbox(BOX, 300.0), Mailbox(BOX, 2000.0, deletion_asked=200.0, deleted_at=300.0)
+ASKED_ONCE = Mailbox(BOX, 2000.0, deletion_asked=300.0)
+INTO_DELETED = {"mailboxes": [DELETED], "mail": mail(KEPT)}
+WITHOUT: dict[str, Any] = {"deletion_asked": 200.0, "deleted_at": 300.0}
+CLOSED_BOX = (("mailboxes", {**box()[1], "is_active": False}),)
+BESIDE_THEN = [Trouble("failover", 290.0, 600.0, how=BESIDE)]
+
+
+def look(of: str, began: float, status: int = 200, **more: Any) -> Look:
+    """What was shown of the mailbox, a tenth of a second after it was asked for."""
+    if of == "list" and status == 200 and "shown" not in more and "whole" not in more:
+        more["shown"] = ["M-in-1"]
+    return Look(of, BOX, began, began + 0.1, status, **more)
+
+
+def seen(shown: Look, **more: Any) -> dict[str, Any]:
+    """A message that was handed in at 450, and a look."""
+    said = Mail("M-in-1", BOX, RAW, 440.0, KEPT, 450.0, **more)
+    return {"mailboxes": [FOREVER], "mail": {"M-in-1": said}, "looks": [shown]}
+
+
+def limited(
+    most: int, one: Answer = KEPT, two: Answer = KEPT, *, full: bool = False, **more: Any
+) -> dict[str, Any]:
+    """Two messages, at 450 and 510, for a mailbox that may hold so many."""
+    handed_in: dict[str, Any] = {"answer": one, "answered_at": 450.0} | more
+    first = Mail("M-in-1", BOX, RAW, 440.0, **handed_in)
+    second = Mail("M-in-2", BOX, RAW_2, 490.0, two, 510.0, full=full)
+    boxes = [Mailbox(BOX, 2000.0, quota=(most, 10_000))]
+    return {"mailboxes": boxes, "mail": {"M-in-1": first, "M-in-2": second}}
+
+
+RAW_2 = RAW.replace(b"1", b"2")
+BOTH = (*ARRIVED, message(RAW_2, number=2), summary(2))
+OF_ANOTHER = post(110.0, event="e2")
 TELLS = {"mailboxes": [Mailbox(BOX, 2000.0, tells=True)], "mail": mail(KEPT)}
 ASKED, SENT = {"sends": {OUT: KEPT}}, {"sends": {OUT: KEPT}, "copies": [copy()]}
 LETTER = "letter-1@relay.example"
@@ -202,6 +245,19 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         ],
     ),
     (
+        "M-in-1: 250 was said, and it is not there",  # of two recipients the other ended before it
+        world(box(), mailboxes=[FOREVER], mail=mail(KEPT, together=True)),
+        [world(box(), mailboxes=[OVER], mail=mail(KEPT, together=True))],
+    ),
+    (
+        f"M-in-1: 250 was said to {NOBODY}1@relay.example, and that is nobody",
+        world(mail=mail(REFUSED, to=f"{NOBODY}1@relay.example", welcome=True)),
+        [
+            world(mail=mail(REFUSED, to=f"{NOBODY}1@relay.example")),
+            world(mailboxes=[OVER], mail=mail(REFUSED, welcome=True)),
+        ],
+    ),
+    (
         "M-in-1: refused, and it is there",
         world(*ARRIVED, mail=mail(REFUSED)),
         [world(*ARRIVED, mail=mail(DOUBT)), world(box(), mail=mail(REFUSED))],
@@ -221,8 +277,8 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
     ),
     (
         f"M-in-1: in the mailbox {OTHER}",
-        world(box(), box(OTHER), message(to=OTHER), summary(), mail=mail(KEPT)),
-        [world(box(), box(OTHER), message(), summary(), mail=mail(KEPT))],
+        world(box(), box(OTHER), message(to=OTHER), summary(), mail=mail(DOUBT)),
+        [world(box(), box(OTHER), message(), summary(), mail=mail(DOUBT))],
     ),
     (
         "M-in-1: stored are other bytes than were sent",
@@ -241,7 +297,183 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         world(box(), message(when=2000.0), summary(), mail=mail(KEPT)),
         [world(box(), message(when=1999.999), summary(), mail=mail(KEPT))],
     ),
-    (f"{BOX}: was over, and showed its mail", world(shown_late=[BOX]), [world()]),
+    (
+        f"{BOX}: its mail was read 0.001000 s after its end",
+        world(("sim.read_late", {"address": BOX, "by": 0.001})),
+        [world()],
+    ),
+    (
+        f"{BOX}: was over, and showed its mail (/raw)",
+        world(box(), mailboxes=[ENDED], looks=[look("over", 300.001, sought="/raw")]),
+        [
+            world(box(), mailboxes=[ENDED], looks=[look("over", 299.999, sought="/raw")]),
+            world(box(), mailboxes=[ENDED], looks=[look("over", 300.001, 404)]),
+            world(box(), mailboxes=[ENDED], looks=[look("over", 300.001, 0)]),
+        ],
+    ),
+    (
+        f"{BOX}: was over, and showed its mail (wait)",
+        world(box(), mailboxes=[ENDED], looks=[look("wait", 301, 204)]),
+        [],
+    ),
+    # What was deleted
+    (
+        f"{BOX}: was deleted, and is there",
+        world(box(), mailboxes=[DELETED]),
+        [
+            world(*CLOSED_BOX, mailboxes=[DELETED]),
+            world(mailboxes=[DELETED]),  # with all that was in it
+            world(box(), mailboxes=[Mailbox(BOX, 2000.0, deletion_asked=200.0)]),
+        ],
+    ),
+    (
+        f"{BOX}: was deleted, and showed its mail (list)",
+        world(mailboxes=[DELETED], looks=[look("list", 300.001)]),
+        [
+            world(mailboxes=[DELETED], looks=[look("list", 299.999)]),
+            world(mailboxes=[DELETED], looks=[look("list", 300.001, 404)]),
+            world(mailboxes=[DELETED], looks=[look("list", 300.001)], troubles=BESIDE_THEN),
+        ],
+    ),
+    (
+        "M-in-1: was deleted, and it is there",
+        world(*ARRIVED, mailboxes=[FOREVER], mail=mail(KEPT, **WITHOUT)),
+        [
+            world(box(), mailboxes=[FOREVER], mail=mail(KEPT, **WITHOUT)),
+            world(*ARRIVED, mailboxes=[FOREVER], mail=mail(KEPT, deletion_asked=200.0)),
+            world(box(), mailboxes=[FOREVER], mail=mail(KEPT, deletion_asked=200.0)),
+        ],
+    ),
+    (
+        "M-in-1: was deleted, and shown at 300.101 by a list",
+        world(
+            box(), mailboxes=[FOREVER], mail=mail(KEPT, **WITHOUT), looks=[look("list", 300.001)]
+        ),
+        [
+            world(
+                box(), mailboxes=[FOREVER], mail=mail(KEPT, **WITHOUT),
+                looks=[look("list", 299.999)],
+            ),
+            world(
+                box(), mailboxes=[FOREVER], mail=mail(KEPT, **WITHOUT),
+                looks=[look("list", 300.001)], troubles=BESIDE_THEN,
+            ),
+        ],
+    ),
+    (
+        "M-in-1: was stored after its mailbox was deleted",
+        world(*CLOSED_BOX, message(when=300.001), summary(), **INTO_DELETED),
+        [world(*CLOSED_BOX, message(when=299.999), summary(), **INTO_DELETED)],
+    ),
+    (
+        f"M-in-1: 250 was said to {BOX}, which was over",
+        world(*CLOSED_BOX, mailboxes=[DELETED], mail=mail(REFUSED, welcome=True, asked_at=300.001)),
+        [
+            world(
+                *CLOSED_BOX, mailboxes=[DELETED],
+                mail=mail(REFUSED, welcome=True, asked_at=299.999),
+            ),
+            world(
+                *CLOSED_BOX, mailboxes=[DELETED],
+                mail=mail(REFUSED, welcome=True, asked_at=300.001), troubles=BESIDE_THEN,
+            ),
+        ],
+    ),
+    # What is there is shown
+    (
+        f"{BOX}: lives, and was not found at 500.100 (list)",
+        world(box(), mailboxes=[FOREVER], looks=[look("list", 500, 404)]),
+        [
+            world(box(), mailboxes=[FOREVER], looks=[look("list", 500, 503)]),
+            world(box(), mailboxes=[FOREVER], looks=[look("list", 500, 404)], troubles=BESIDE_THEN),
+            world(
+                box(), mailboxes=[Mailbox(BOX, 2000.0, deletion_asked=500.05)],
+                looks=[look("list", 500, 404)],
+            ),
+        ],
+    ),
+    (
+        f"{BOX}: lives, and was not found at 300.100 (mailbox)",
+        world(mailboxes=[ASKED_ONCE], looks=[look("mailbox", 300, 404)]),
+        [
+            world(mailboxes=[ASKED_ONCE], looks=[look("mailbox", 300, 404, judged=False)]),
+            world(mailboxes=[ASKED_ONCE], looks=[look("mailbox", 300, 503)]),
+        ],
+    ),
+    (
+        "M-in-1: is there, and was not found at 500.100 to be deleted",
+        world(*ARRIVED, **seen(look("message", 500, 404, sought="M-in-1"), deletion_asked=500.0)),
+        [
+            world(
+                *ARRIVED,
+                **seen(
+                    look("message", 500, 404, sought="M-in-1", judged=False), deletion_asked=400.0
+                ),
+            ),
+            world(*ARRIVED, **seen(look("message", 500, 404, sought="M-in-2"))),
+        ],
+    ),
+    (
+        "M-in-1: is there, and a list does not show it at 500.100",
+        world(*ARRIVED, **seen(look("list", 500, whole=True, shown=["M-in-2"]))),
+        [
+            world(*ARRIVED, **seen(look("list", 500, whole=True, shown=["M-in-2", "M-in-1"]))),
+            world(*ARRIVED, **seen(look("list", 500, whole=True, shown=[""]))),  # not parsed yet
+            world(*ARRIVED, **seen(look("list", 500))),
+            world(*ARRIVED, **seen(look("list", 449, whole=True))),
+            world(*ARRIVED, **seen(look("list", 500, whole=True), deletion_asked=500.05)),
+            world(*ARRIVED, **seen(look("list", 500, whole=True)), troubles=BESIDE_THEN),
+        ],
+    ),
+    (
+        f"M-in-1: was shown 2 times by one list of {BOX}",
+        world(*ARRIVED, **seen(look("list", 500, shown=["M-in-1", "M-in-1"]))),
+        [world(*ARRIVED, **seen(look("list", 500, shown=["", "", "M-in-1"])))],
+    ),
+    (
+        "M-in-1: is there, and a wait said at 520.100 that none is",
+        world(*ARRIVED, **seen(look("wait", 520, 204, sought="M-in-1"))),
+        [
+            world(*ARRIVED, **seen(look("wait", 520, 204, sought="M-in-2"))),
+            world(*ARRIVED, **seen(look("wait", 520, 204, judged=False))),
+            world(*ARRIVED, **seen(look("wait", 450.9, 204))),
+            world(*ARRIVED, **seen(look("wait", 520, 503))),
+            world(*ARRIVED, **seen(look("wait", 520, 204)), troubles=trouble("kill", 440.0, 441.0)),
+            world(
+                *ARRIVED, **seen(look("wait", 520, 204), parsed_at=500.0),
+                troubles=trouble("failover", 499.5, 501.0),
+            ),
+        ],
+    ),
+    (
+        "M-in-1: is there, and a wait said at 520.100 that none is",  # it had been parsed
+        world(
+            *ARRIVED, **seen(look("wait", 520, 204), parsed_at=500.0),
+            troubles=trouble("kill", 499.5, 501.0),
+        ),
+        [],
+    ),
+    # Quotas
+    (
+        f"M-in-2: 250 was said, and {BOX} held 1 messages and 27 bytes",
+        world(*BOTH, **limited(1)),
+        [
+            world(*BOTH, **limited(2)),
+            world(*BOTH, **limited(1, answered_at=500.0)),  # it was in hand
+            world(*BOTH, **limited(1, deletion_asked=460.0)),
+            world(*BOTH, **limited(1), troubles=BESIDE_THEN),
+            world(*BOTH, mailboxes=[FOREVER], mail=limited(1)["mail"]),
+        ],
+    ),
+    (
+        f"M-in-2: was refused, and {BOX} held 1 messages and 2027 bytes at most",
+        world(*ARRIVED, **limited(2, KEPT, REFUSED, full=True)),
+        [
+            world(*ARRIVED, **limited(1, KEPT, REFUSED, full=True)),
+            world(*ARRIVED, **limited(2, KEPT, REFUSED)),
+            world(*ARRIVED, **limited(2, KEPT, REFUSED, full=True), troubles=BESIDE_THEN),
+        ],
+    ),
     # Mail that went out
     (
         f"{UUID(int=7)}: is in the queue 2 times",
@@ -533,10 +765,90 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         "M-in-1: arrived, and nobody was told",
         world(*ARRIVED, **TELLS),
         [
-            world(*ARRIVED, **TELLS, told=["M-in-1"]),
+            world(*ARRIVED, **TELLS, told=[f"M-in-1/{BOX}"]),
             world(*ARRIVED, mailboxes=[FOREVER], mail=mail(KEPT)),
             world(*ARRIVED, mailboxes=[Mailbox(BOX, NOW, tells=True)], mail=mail(KEPT)),
             world(*ARRIVED, mailboxes=TELLS["mailboxes"], mail=mail(DOUBT)),
+        ],
+    ),
+    (f"M-in-1/{BOX}: nobody sent it, and it was told of", world(posts=[post()]), [world()]),
+    (
+        f"M-in-1/{BOX}: was told of with another id than its event's",
+        world(*ARRIVED, mail=mail(KEPT), posts=[post(named=False)]),
+        [world(*ARRIVED, mail=mail(KEPT), posts=[post()])],
+    ),
+    (
+        f"M-in-1/{BOX}: was told of, and not signed",
+        world(*ARRIVED, mail=mail(KEPT), posts=[post(signed=False)]),
+        [world(*ARRIVED, mail=mail(KEPT), posts=[post()])],
+    ),
+    (
+        f"M-in-1/{BOX}: was told of 1.001 s after its end",
+        world(*ARRIVED, mailboxes=[ENDED], mail=mail(KEPT), posts=[post(301.001)]),
+        [
+            world(*ARRIVED, mailboxes=[ENDED], mail=mail(KEPT), posts=[post(300.999)]),
+            world(
+                *ARRIVED, mailboxes=[ENDED], mail=mail(KEPT), posts=[post(301.001)],
+                troubles=trouble("stall", 290.0, 299.5, ""),
+            ),
+        ],
+    ),
+    (
+        f"M-in-1/{BOX}: was told of by more than one event",
+        world(*ARRIVED, mail=mail(KEPT), posts=[post(told_at=None, ended_at=101.0), OF_ANOTHER]),
+        [
+            world(
+                *ARRIVED, mail=mail(KEPT),
+                posts=[post(told_at=None, ended_at=101.0), post(110.0)],
+            ),
+        ],
+    ),
+    (
+        f"M-in-1/{BOX}: posted at 100.000 by n1 and again at 110.000 by n2, though it was told,"
+        " without excuse",
+        world(*ARRIVED, mail=mail(KEPT), posts=[post(110.0, "n2"), post()]),
+        [
+            world(*ARRIVED, mail=mail(KEPT), posts=[post(120.0, "n2"), post(told_at=114.1)]),
+            *(
+                world(*ARRIVED, mail=mail(KEPT), posts=[post(), post(110.0, "n2")], troubles=each)
+                for each in (
+                    trouble("kill", 100.2, 103.0),
+                    trouble("freeze", 30.0, 108.0, "n2"),
+                    trouble("database", 104.9, 110.1, ""),
+                    [Trouble("partition", 100.2, 103.0, "n1", HOOKS)],
+                )
+            ),
+        ],
+    ),
+    *(
+        (
+            f"M-in-1/{BOX}: posted at 100.000 by n1 and again at 110.000 by n2, though it was told,"
+            " without excuse",
+            world(*ARRIVED, mail=mail(KEPT), posts=[post(), post(110.0, "n2")], troubles=each),
+            [],
+        )
+        for each in (
+            trouble("kill", 100.2, 103.0, "n2"),
+            trouble("kill", 90.0, 98.9),
+            trouble("freeze", 30.0, 108.0, "n3"),
+            trouble("database", 100.0, 104.9, ""),
+            [Trouble("partition", 100.2, 103.0, "n1", "client1")],
+        )
+    ),
+    (
+        f"M-in-1/{BOX}: posted at 100.000 by n1 and again at 110.000 by n2, both under way, without"
+        " excuse",
+        world(*ARRIVED, mail=mail(KEPT), posts=[post(told_at=None), post(110.0, "n2")]),
+        [
+            world(
+                *ARRIVED, mail=mail(KEPT),
+                posts=[post(told_at=None, ended_at=109.0), post(110.0, "n2")],
+            ),
+            world(*ARRIVED, mail=mail(KEPT), posts=[post(told_at=None), post(115.0, "n2")]),
+            world(
+                *ARRIVED, mail=mail(KEPT), posts=[post(told_at=None), post(110.0, "n2")],
+                troubles=trouble("freeze", 30.0, 99.0),
+            ),
         ],
     ),
     # What was found while nothing was wrong
@@ -564,9 +876,10 @@ class Judged:
         """Store rows in place of those that are there."""
         self._conn.rollback()
         for table, values in rows:
+            whole = table if "." in table else f"relay.{table}"
             columns, places = ", ".join(values), ", ".join(["%s"] * len(values))
             self._conn.execute(
-                f"INSERT INTO relay.{table} ({columns}) VALUES ({places})", [*values.values()]
+                f"INSERT INTO {whole} ({columns}) VALUES ({places})", [*values.values()]
             )
 
 
@@ -581,6 +894,7 @@ def database(clusters: Clusters) -> Iterator[Any]:
         conn.execute("ALTER VIEW relay.outbound_messages RENAME TO in_life")
         conn.execute("CREATE TABLE relay.outbound_messages (LIKE relay.in_life)")
         conn.execute("CREATE SCHEMA sim")
+        conn.execute("CREATE TABLE sim.read_late (address text, by double precision)")
         conn.execute(
             "CREATE FUNCTION sim.now() RETURNS timestamptz LANGUAGE sql"
             f" RETURN to_timestamp({EPOCH + NOW})"
@@ -648,7 +962,11 @@ def test_no_sentence_is_without_a_case() -> None:
     """Of what the module can say, all is said above."""
     provoked = [*(case[0] for case in CASES), BUDGET, VANISHED]
     unsaid = []
-    for node in ast.walk(ast.parse(inspect.getsource(judge))):
+    for node in [
+        node
+        for module in (judge, judge_mailboxes)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+    ]:
         if not isinstance(node, ast.JoinedStr):
             continue
         words = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
