@@ -41,13 +41,7 @@ class NewSuppression(Form):
     reason: Annotated[str, Field(max_length=MAX_REASON)] = ""
 
 
-def _place(text: str) -> str:
-    """A cursor: an address, and whose."""
-    UUID(text.rpartition(" ")[2])
-    return storable(text)
-
-
-_BY_PLACE = Column("place", _place, str)
+_BY_PLACE = Column("place", storable, str)
 _OF_REPORTS = "reports: of the relay's own reports of TLS"
 _ELSE = "the caller's own if left out; another's for the scope admin alone"
 

@@ -78,6 +78,7 @@ _COUNT_FULL = f"""
     """  # noqa: S608 - constants
 
 _REASON = "unsubscribed from bulk mail"
+_LAST = UUID(int=(1 << 128) - 1)  # behind every owner
 
 
 # The address as the queue spells it, where the message is there still: that is what is compared.
@@ -171,8 +172,14 @@ class Suppressions:
     async def list(
         self, owner: UUID | None, limit: int, after: str | None = None
     ) -> list[Suppression]:
-        """An owner's entries, or for None everybody's, by address, from beyond that `place`."""
-        address, _, whose = (after or f" {ADMINISTRATOR_ID}").rpartition(" ")
+        """An owner's entries, or for None everybody's, by address, from beyond that `place`, or
+        beyond all of an address.
+        """
+        address, _, text = (after or f" {ADMINISTRATOR_ID}").rpartition(" ")
+        try:
+            whose = UUID(text)
+        except ValueError:
+            address, whose = after or "", _LAST
         rows = await self._pool.fetch(
             """
             SELECT s.address, s.reason, s.cause, s.created_at, s.owner, k.owner
