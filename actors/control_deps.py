@@ -23,12 +23,15 @@ from actors.resources import Resources
 from relay import __version__
 from relay.access.keys import Keys
 from relay.crypto import hash_token
+from relay.db.connection import NO_HOST
+from relay.db.hosts import shown
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
+from relay.devices.postgres import PostgresStore
 from relay.errors import DatabaseUnavailable
 from relay.history import History
 from relay.http.credentials.page_sessions import PageSessions
-from relay.http.deps import Deps, Limits, MailPorts, MakeDeps, Serving
+from relay.http.deps import Deps, Limits, MailPorts, MakeDeps, ReadyCheck, Serving
 from relay.http.probes.domain_checks import DomainChecks
 from relay.http.probes.fetch import fetch, fetch_object
 from relay.http.probes.links import Links
@@ -71,6 +74,9 @@ from supervisor import Mailbox
 
 if TYPE_CHECKING:
     from relay.dns.resolver import Resolver  # loaded when somebody asks
+
+
+_LOOK_TIMEOUT = 1.5  # s; for PostgreSQL to say that it is there
 
 
 def control_deps(
@@ -193,10 +199,7 @@ def control_deps(
             limits_of=lambda domains: traffic.limits_of(domains, trio.current_time()),
             private_webhooks=settings.webhooks.allow_private,
             devices=devices,
-            ready_checks=(
-                _Database(pool).check,
-                *(() if devices is None else (devices.check,)),
-            ),
+            ready_checks=_ready_checks(pool, devices),
             space=resources.space,
             public_url=settings.http.link_base,
             other_urls=settings.http.public_url[1:],
@@ -254,15 +257,27 @@ def _reached(sockets: Sequence[socket.socket]) -> str | None:
     return endpoint(sockets[0]) if sockets else None
 
 
-class _Database:
-    """The readiness of PostgreSQL, asked by a statement."""
+def _ready_checks(pool: Pool, devices: DeviceInbox | None) -> dict[str, ReadyCheck]:
+    """Return the looks at the stores.  Of one that is in PostgreSQL nothing is said twice."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    async def database() -> str | None:
+        why = ""
+        with trio.move_on_after(_LOOK_TIMEOUT):
+            try:
+                await pool.ping(_LOOK_TIMEOUT)
+            except DatabaseUnavailable as error:
+                why = str(error).partition(NO_HOST)[2]
+            else:
+                return None
+        if not why and pool.hosts.in_use is not None:
+            why = shown(pool.hosts.in_use)
+        return f"PostgreSQL does not answer ({why})" if why else "PostgreSQL does not answer"
 
-    async def check(self) -> str | None:
-        try:
-            await self._pool.fetch_value("SELECT 1", timeout=2.0)
-        except DatabaseUnavailable:
-            return "PostgreSQL does not answer"
-        return None
+    async def shared() -> str | None:
+        return await database() or (None if devices is None else await devices.check())
+
+    if devices is None:
+        return {"PostgreSQL": database}
+    if isinstance(devices.store, PostgresStore):
+        return {"PostgreSQL": shared}
+    return {"PostgreSQL": database, "devices-store: the device store": devices.check}

@@ -70,7 +70,7 @@ from trio.lowlevel import (
 
 from relay.chance import monotonic
 from relay.db.doubt import NotReplicated, is_doubt
-from relay.db.hosts import SILENT_SHARE, Host, Hosts, host_of
+from relay.db.hosts import SILENT_SHARE, Host, Hosts, host_of, shown
 from relay.db.waits import more_now, ready_now, wait_readable, wait_writable
 from relay.locks import Lock
 from relay.log import get_logger
@@ -82,6 +82,9 @@ CLEANUP_TIMEOUT = 2.0
 """Seconds that an interrupted query is given to end before its connection is closed."""
 
 _BUSY_FOR = 0.005  # s; a COPY whose socket is always ready gives others a turn this often
+
+NO_HOST = "no host would have us: "
+"""How the error of a connection begins that none of several hosts let in; each and why follows."""
 
 _ABANDONED = "the connection was closed while it was waited for"
 
@@ -315,7 +318,7 @@ class Connection(psycopg.AsyncConnection[Any]):
         for number, attempt in enumerate(attempts):
             host = host_of(attempt)
             share = (deadline - trio.current_time()) / (len(attempts) - number)
-            label = f"{attempt.get('host')} port {attempt.get('port')}"
+            label = shown((str(attempt.get("host") or host[0]), host[1]))
             if hosts is not None and host in hosts.silent and len(attempts) > 1:
                 share = min(share, SILENT_SHARE)
             ends = trio.current_time() + max(share, 0.0)
@@ -346,8 +349,8 @@ class Connection(psycopg.AsyncConnection[Any]):
             last = failures[-1][0]
             if len(failures) == 1:
                 raise last.with_traceback(None)
-            lines = "; ".join(f"{label}: {error}".rstrip() for error, label in failures)
-            raise type(last)(f"no host would have us: {lines}") from None
+            lines = "; ".join(f"{label}: {_in_short(error)}" for error, label in failures)
+            raise type(last)(f"{NO_HOST}{lines}") from None
 
         conn._autocommit = autocommit
         if row_factory:
@@ -693,6 +696,16 @@ async def connect(
     return await Connection.connect(
         full, autocommit=autocommit, prepare_threshold=prepare_threshold, hosts=hosts, but=but
     )
+
+
+def _in_short(error: e.Error) -> str:
+    """Say why one of several hosts would not have us: libpq names the host again, and advises."""
+    text = _OF_WHOM.sub("", str(error)).partition("\n")[0].rstrip()
+    return "a standby, not promoted (read-only)" if text in _STANDBY else text
+
+
+_OF_WHOM = re.compile(r"^(?:connection failed: )?connection to server (?:at|on) .*? failed: ")
+_STANDBY = frozenset({"session is read-only", "server is in hot standby mode"})
 
 
 def names_several(params: ConnDict) -> bool:

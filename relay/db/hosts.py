@@ -134,6 +134,11 @@ class Hosts:
         return None
 
     @property
+    def in_use(self) -> Host | None:
+        """The host that answered last, if one has."""
+        return self._best
+
+    @property
     def known(self) -> tuple[int, int] | None:
         """The system and its highest timeline met; None: no server has told yet."""
         return None if self._system is None else (self._system, self._timeline)
@@ -171,6 +176,14 @@ class Hosts:
             files.replace(self._file, json.dumps(known).encode())
         except OSError as error:
             log.warning("db.timeline_not_kept", error=str(error))
+
+
+def shown(host: Host) -> str:
+    """A host as people write it."""
+    address, port = host
+    if address.startswith(("/", "@")):
+        return address if port == "5432" else f"{address} port {port}"
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def host_of(attempt: ConnDict) -> Host:

@@ -206,7 +206,8 @@ FetchObject = Callable[[str, int], Awaitable[bytes]]
 be used, `TemporaryFailure` otherwise."""
 
 ReadyCheck = Callable[[], Awaitable[str | None]]
-"""A look at a store: None when it answers, else one sentence about what does not."""
+"""A look at a store: None when it answers, else one sentence about what does not.  Cancelled, it
+ends at once."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ class Deps:
     limits_of: Callable[[Collection[str]], Mapping[str, Given]] = lambda _: {}  # of destinations
     private_webhooks: bool = False  # whether a URL may name a private address
     devices: DeviceInbox | None = None  # the device inbox, where this process has one
-    ready_checks: Sequence[ReadyCheck] = ()
+    ready_checks: Mapping[str, ReadyCheck] = field(default_factory=dict)  # by the store's name
     space: Space = AMPLE  # of the data directory's disk
     public_url: str = ""
     other_urls: Sequence[str] = ()  # whose hosts and origins are this relay's own, too

@@ -38,15 +38,24 @@ def stored(pair: TwoHosts, name: str) -> int:
 
 def test_mail_goes_to_the_server_that_was_promoted(tmp_path: Path) -> None:
     """Frozen: no 250.  Promoted: 250 again.  Thawed, first in the URL and taking writes: the old
-    one gets none of it, and the sessions that its connections served lose nothing."""
+    one gets none of it, and the sessions that its connections served lose nothing.  Meanwhile
+    `/readyz` answers, and names the store and its server once."""
     pair = TwoHosts(18)
+    env = {"RELAY_DATABASE__URL": pair.dsn, "RELAY_DEVICES__STORE": "postgres"}
     try:
-        with RelayProcess(tmp_path / "node", env={"RELAY_DATABASE__URL": pair.dsn}) as relay:
+        with RelayProcess(tmp_path / "node", env=env) as relay:
             address = relay.create_mailbox()
             assert all(accepted(relay, address) for _ in range(5))
             eventually_sync(lambda: stored(pair, "new"), "both have them", until=lambda n: n >= 5)
             pair.old.signal_all(signal.SIGSTOP)
             assert not accepted(relay, address)
+            with relay.http() as http:
+                answer = http.get("/readyz", timeout=5)
+            assert answer.status_code == 503
+            detail = answer.json()["detail"]
+            assert detail.startswith("Not ready: PostgreSQL does not answer (")
+            assert str(pair.old.directory) in detail
+            assert "device" not in detail
             pair.new.promote()
             promoted_at = time.monotonic()
             eventually_sync(lambda: accepted(relay, address), "mail is answered 250 again")

@@ -1,7 +1,10 @@
 """What `/readyz` says of a tree: group, actor, last error, and no personal data."""
 
+import trio
+from trio.testing import MockClock
+
 from relay.devices.store import StoreUnavailable
-from relay.http.resources.health import troubled, troubles
+from relay.http.resources.health import troubled, troubles, troubles_of
 from supervisor import GaveUp, Node, State
 
 
@@ -62,3 +65,22 @@ def test_a_group_that_gave_up_is_one_clause():
         "outbound is backing_off, after failures of claimer (ZeroDivisionError)"
     ]
     assert [actor for actor, _ in troubled(tree)] == ["claimer"]
+
+
+async def test_all_stores_are_asked_at_once_and_each_is_named(autojump_clock: MockClock):
+    """Two that hang take no longer than one, and what a third says is not lost."""
+
+    async def fine() -> str | None:
+        return None
+
+    async def broken() -> str | None:
+        return "the shelf is full"
+
+    checks = {"a": trio.sleep_forever, "b": broken, "c": fine, "d": trio.sleep_forever}
+    assert await troubles_of(checks) == [
+        "a does not answer within 2 s",
+        "the shelf is full",
+        "d does not answer within 2 s",
+    ]
+    assert trio.current_time() == 2
+    assert await troubles_of({"c": fine}) == []
