@@ -28,7 +28,8 @@ Promises:
   without, and the reaper does it, too).
 
 Fails: while the database is away every message is settled with an error at once, and the sender
-answers 4xx; nothing is kept for later, since whoever sent it still has it.
+answers 4xx; nothing is kept for later, since whoever sent it still has it.  What came while a
+commit waited in vain for all of its time fails with it.
 
 | the relay dies …                     | the message                  | the client heard |
 |--------------------------------------|------------------------------|------------------|
@@ -95,6 +96,7 @@ _ATTEMPTS = 5  # to find mailboxes live that were made a moment ago
 
 _COMMIT_TIMEOUT = 30.0  # s; the pool's own deadlines come first
 _CHECK_TIMEOUT = 5.0  # s
+_SILENT = "the database does not answer"
 
 _ROWS = Histogram(
     "relay_writer_batch_rows",
@@ -180,6 +182,7 @@ class _Writer:
         self._long: set[str] = set()
         self._to_fold = trio.Event()
         self._to_evict = trio.Event()
+        self._silent_at = -math.inf  # when the database last kept silent for all of a call's time
         self._to_evict.set()  # what was too many when the relay ended, or is by a new setting
 
     async def hurry(self) -> None:
@@ -257,35 +260,48 @@ class _Writer:
                 held = await inbox.take(most)
             except Drained:
                 return
-            gathering.taken(len(held), trio.current_time())
+            taken_at = trio.current_time()
+            gathering.taken(len(held), taken_at)
             await self._dispatch(held, storing)
             del held  # or they would be in memory until the next message comes
+            if self._silent_at > taken_at and (waiting := inbox.statistics().depth):
+                try:
+                    _settle_failed(await inbox.take(waiting), _SILENT)
+                except Drained:
+                    return
             self._ctx.beat()
 
     async def _dispatch(self, held: list[Held[Accept]], storing: trio.Nursery) -> None:
-        small = []
+        small, taken_at = [], trio.current_time()
         for one in held:
             if _alone(one.message):
-                storing.start_soon(self._store_aside, one)
+                storing.start_soon(self._store_aside, one, taken_at)
             else:
                 small.append(one)
         if self._capture is None:
             for batch in self._batches(small):
-                await self._store(batch)
+                await self._store(batch, taken_at)
             return
         for kind in (
             [one for one in small if not _captured(one.message)],
             [one for one in small if _captured(one.message)],
         ):
             for batch in self._batches(kind):
-                await self._store(batch)
+                await self._store(batch, taken_at)
 
-    async def _store_aside(self, one: Held[Accept]) -> None:
+    async def _store_aside(self, one: Held[Accept], taken_at: float) -> None:
         async with self._aside:
-            await self._store([one])
+            await self._store([one], taken_at)
 
-    async def _store(self, batch: list[Held[Accept]]) -> None:
-        """Make a batch durable and settle it, within a deadline, whoever is cancelled."""
+    async def _store(self, batch: list[Held[Accept]], taken_at: float) -> None:
+        """Make a batch durable and settle it, within a deadline, whoever is cancelled.
+
+        One that waited while the database kept silent fails with what went before: it is not let
+        wait as long once more.
+        """
+        if self._silent_at > taken_at:
+            _settle_failed(batch, _SILENT)
+            return
         deadline = min(trio.current_time() + _COMMIT_TIMEOUT, self._latest)
         with trio.CancelScope(shield=True, deadline=deadline) as shield:
             self._shields.add(shield)
@@ -295,11 +311,13 @@ class _Writer:
                 self._shields.discard(shield)
         if shield.cancelled_caught:
             log.error("writer.commit_timed_out", messages=len(batch))
+            self._silent_at = trio.current_time()
             _settle_failed(batch, "the commit took too long")
 
     async def _commit(self, batch: list[Held[Accept]]) -> None:
         again = any(one.attempts > 1 for one in batch)
         stored: Collection[UUID] | None
+        began = trio.current_time()
         try:
             batch = await self._admit(batch)
             if not batch:
@@ -315,7 +333,10 @@ class _Writer:
             log.exception("writer.message_refused", bytes=len(batch[0].message.raw))
             stored = None
         except DatabaseUnavailable as error:
+            silent = trio.current_time() - began >= self._pool.call_timeout
             stored = await self._look(batch, str(error))
+            if silent and stored is None:
+                self._silent_at = trio.current_time()
             if stored is not None:
                 self._wake_summariser()
                 # What is there may be from before: a repeat.  Of the others nobody knows.

@@ -65,6 +65,7 @@ from relay.log import get_logger
 from relay.mailboxes import summaries
 from relay.mailboxes.parser import Parsed
 from relay.mailboxes.usage import LIMITED, USED
+from relay.outage import Outage
 
 log = get_logger()
 
@@ -375,7 +376,9 @@ class Lookups:
     """Asks the database which addresses are live, for everybody at once.
 
     Someone must `run` it.  While one query is under way, questions gather for the next, and where
-    many are asked, a moment longer (`relay.gathering`).
+    many are asked, a moment longer (`relay.gathering`).  Those that came while the database kept
+    silent for all of a call's time fail with it, and do not wait as long once more.  Of an outage
+    the beginning and the end are logged.
     """
 
     def __init__(
@@ -390,6 +393,7 @@ class Lookups:
         self._asked = trio.lowlevel.ParkingLot()
         self._enough = _NEVER  # questions at which `run` goes on
         self._gathering = Gathering()
+        self._outage = Outage()
 
     def find(self, address: str) -> Question:
         """Return why a canonical address takes no mail (unknown, expired), or None if it does.
@@ -435,13 +439,21 @@ class Lookups:
 
     async def _answer(self, asked: list[Question]) -> None:
         addresses = list({question.address for question in asked})
+        began = trio.current_time()
         try:
             found = await _found(self._pool, addresses)
         except (RelayError, psycopg.Error) as error:
-            log.warning("mailboxes.lookup_failed", error=str(error), waiting=len(asked))
+            say = log.debug if self._outage.is_on else log.warning
+            say("mailboxes.lookup_failed", error=str(error), waiting=len(asked))
+            self._outage.lost()
+            if trio.current_time() - began >= self._pool.call_timeout:
+                asked, self._questions = asked + self._questions, []
             for question in asked:
                 question.fail(DatabaseUnavailable(str(error)))
             return
+        failed = self._outage.attempts
+        if self._outage.over():
+            log.info("mailboxes.lookups_answered", failed=failed)
         for question in asked:
             address = question.address.encode()
             if address not in found:

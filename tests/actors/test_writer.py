@@ -132,6 +132,40 @@ async def test_those_who_send_again_and_again_are_waited_for(autojump_clock):
     assert len([began for began in pool.began if began > ends - 1]) <= 0.13 * answered * 2 / 3
 
 
+class _Silent:
+    """A database that does not answer."""
+
+    call_timeout = 15.0
+
+    async def run(self, *_: object, **__: object) -> None:
+        await trio.sleep(self.call_timeout)
+        raise DatabaseUnavailable("PostgreSQL did not answer within 15 s")
+
+    fetch = fetch_durable = run
+
+
+async def test_nobody_waits_for_two_silences(autojump_clock):
+    """What comes while a commit gets no answer fails with it, in a batch or with a statement to
+    itself; what comes later is tried again."""
+    ends: dict[float, float] = {}
+
+    async def send(at: float, *to: str) -> None:
+        await trio.sleep(at)
+        one = Accept("", tuple((new_id(), each) for each in to), b"x\r\n", admitted=True)
+        messages.send_nowait(one)
+        assert (await one.reply.wait()).error
+        ends[at] = round(trio.current_time() - began, 1)
+
+    async with writing(_Silent(), aside=1) as (messages, _):  # type: ignore[arg-type]
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for at in (0, 1, 29, 40):
+                nursery.start_soon(send, at, BOB)
+            for at in (100, 101, 102):
+                nursery.start_soon(send, at, BOB, EVE)
+    assert ends == {0: 30, 1: 30, 29: 30, 40: 70, 100: 130, 101: 130, 102: 130}
+
+
 async def commits(pool: Pool) -> int:
     """Transactions of this database so far."""
     await pool.execute("SELECT pg_stat_force_next_flush()")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import pytest
+import structlog
 import trio
 
 from relay.accepted import Origin
@@ -127,6 +129,52 @@ async def test_trouble_is_told_to_everyone_who_asked():
 
 
 @pytest.mark.parametrize("raws", [[b"a", b"", bytes(range(256))], [b"x" * 200_000] * 4])
+class _Silent:
+    """A database that does not answer so many times, and then has no mailbox."""
+
+    call_timeout = 15.0
+
+    def __init__(self, times: int) -> None:
+        self._times = times
+
+    async def run(self, _statement, _columns):
+        if self._times:
+            self._times -= 1
+            await trio.sleep(self.call_timeout)
+            raise DatabaseUnavailable("PostgreSQL did not answer within 15 s")
+        return self
+
+    ntuples = 0
+    get_value = None
+
+
+async def test_nobody_waits_for_two_silences(autojump_clock):
+    """Who asks while the database is silent is answered when that is given up, and each silence
+    is waited for by those alone who came in it; the log has its beginning and its end."""
+    lookups = Lookups(_Silent(2))  # type: ignore[arg-type]  # all that it uses of a pool
+    ends = {}
+
+    async def ask(at):
+        await trio.sleep(at)
+        with suppress(DatabaseUnavailable):
+            await lookups.find("a@x").wait()
+        ends[at] = trio.current_time()
+
+    with structlog.testing.capture_logs() as lines:
+        async with trio.open_nursery() as service:
+            service.start_soon(lookups.run)
+            async with trio.open_nursery() as nursery:
+                for at in (0, 1, 14, 16, 32):
+                    nursery.start_soon(ask, at)
+            service.cancel_scope.cancel()
+    assert ends == {0: 15, 1: 15, 14: 15, 16: 31, 32: 32}
+    assert [(line["event"], line["log_level"]) for line in lines] == [
+        ("mailboxes.lookup_failed", "warning"),
+        ("mailboxes.lookup_failed", "debug"),
+        ("mailboxes.lookups_answered", "info"),
+    ]
+
+
 async def test_rows_are_stored_as_they_are_and_once(pool, raws):
     """Any bytes; a repetition stores nothing and says so; the look-up by id finds them."""
     await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('ü@x'), ('b@x')")
