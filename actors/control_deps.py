@@ -24,7 +24,7 @@ from relay import __version__
 from relay.access.keys import Keys
 from relay.crypto import hash_token
 from relay.db.connection import NO_HOST
-from relay.db.hosts import shown
+from relay.db.hosts import Hosts, shown
 from relay.db.pool import Pool
 from relay.devices.inbox import DeviceInbox
 from relay.devices.postgres import PostgresStore
@@ -200,6 +200,7 @@ def control_deps(
             private_webhooks=settings.webhooks.allow_private,
             devices=devices,
             ready_checks=_ready_checks(pool, devices),
+            held_up=partial(_held_up, pool.hosts),
             space=resources.space,
             public_url=settings.http.link_base,
             other_urls=settings.http.public_url[1:],
@@ -268,7 +269,9 @@ def _ready_checks(pool: Pool, devices: DeviceInbox | None) -> dict[str, ReadyChe
             except DatabaseUnavailable as error:
                 why = str(error).partition(NO_HOST)[2]
             else:
-                return None
+                return _held_up(pool.hosts)
+        if (waits := _held_up(pool.hosts)) is not None:
+            return waits  # on every connection, perhaps
         if not why and pool.hosts.in_use is not None:
             why = shown(pool.hosts.in_use)
         return f"PostgreSQL does not answer ({why})" if why else "PostgreSQL does not answer"
@@ -281,3 +284,10 @@ def _ready_checks(pool: Pool, devices: DeviceInbox | None) -> dict[str, ReadyChe
     if isinstance(devices.store, PostgresStore):
         return {"PostgreSQL": shared}
     return {"PostgreSQL": database, "devices-store: the device store": devices.check}
+
+
+def _held_up(hosts: Hosts) -> str | None:
+    """Say that no commit ends, where that is known."""
+    if hosts.held_up is None:
+        return None
+    return f"PostgreSQL's commits wait for a standby, and {hosts.held_up}"

@@ -39,7 +39,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, LiteralString, Self, cast
 from weakref import ref
 
 import psycopg
@@ -69,7 +69,7 @@ from trio.lowlevel import (
 )
 
 from relay.chance import monotonic
-from relay.db.doubt import NotReplicated, is_doubt
+from relay.db.doubt import HELD_UP, NAMED, NotReplicated, is_doubt
 from relay.db.hosts import SILENT_SHARE, Host, Hosts, host_of, shown
 from relay.db.waits import more_now, ready_now, wait_readable, wait_writable
 from relay.locks import Lock
@@ -384,6 +384,22 @@ class Connection(psycopg.AsyncConnection[Any]):
             if refused is not None:
                 raise e.OperationalError(refused)
         hosts.answered(self.host)
+
+    async def look_at_commits(self, hosts: Hosts) -> None:
+        """Ask whether commits end here, where they may wait for a standby; `hosts` is told."""
+        held_up = None
+        try:
+            if await self._first(NAMED):
+                held_up = cast("str | None", await self._first(HELD_UP))
+        except e.OperationalError:
+            raise
+        except e.Error as error:  # speaks the protocol, and is not PostgreSQL
+            log.debug("db.commits_unknown", error=str(error))
+        hosts.commits(self.host, held_up)
+
+    async def _first(self, sql: LiteralString) -> Any:
+        row = await (await self.execute(sql, prepare=False)).fetchone()
+        return row and row[0]
 
     async def wait(
         self,

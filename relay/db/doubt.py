@@ -41,6 +41,33 @@ _ENGLISH = (
 )
 
 
+NAMED = "SELECT current_setting('synchronous_standby_names') <> ''"
+"""Whether commits may wait for a standby: cheap, for those who look often."""
+
+HELD_UP = """
+SELECT CASE
+         WHEN current_setting('synchronous_commit') IN ('off', 'local')
+           THEN NULL
+         WHEN NOT EXISTS (SELECT FROM pg_stat_replication)
+           THEN 'no standby is connected'
+         WHEN NOT EXISTS (
+           SELECT FROM pg_stat_replication
+           WHERE sync_state IS NULL OR sync_state IN ('sync', 'quorum')
+         )
+           THEN 'no standby that is connected is among synchronous_standby_names'
+         WHEN EXISTS (
+           SELECT FROM pg_stat_activity
+           WHERE wait_event = 'SyncRep'
+             AND usename = current_user
+             AND query_start < clock_timestamp() - interval '3 s'
+         )
+           THEN 'no standby confirms them'
+       END
+"""
+"""Why no commit ends on a server whose commits wait for a standby, or NULL.  A role without
+`pg_monitor` does not see in which state a standby is."""
+
+
 class NotReplicated(psycopg.errors.TransactionResolutionUnknown):
     """The transaction is committed on the primary and perhaps nowhere else."""
 

@@ -62,6 +62,8 @@ class Hosts:
         """`file` is read; what is met is written there if we `keep` it."""
         self.silent: set[Host] = set()
         """The hosts that did not answer in time, and have not answered since."""
+        self.held_up: str | None = None
+        """Why no commit ends on the server in use, as it was last looked at; None: they do."""
         self._file = file
         self._keeps = keep
         self._best: Host | None = None
@@ -96,6 +98,14 @@ class Hosts:
     def fell_silent(self, host: Host) -> None:
         """Note that this host did not answer in time."""
         self.silent.add(host)
+
+    def commits(self, host: Host, held_up: str | None) -> None:
+        """Note why no commit ends on this host; None: they do."""
+        if held_up is not None and self.held_up is None:
+            log.warning("db.commits_held_up", host=":".join(host), why=held_up)
+        elif held_up is None and self.held_up is not None:
+            log.info("db.commits_end_again", host=":".join(host))
+        self.held_up = held_up
 
     def met(self, connection: OpenConnection, system: int, timeline: int) -> str | None:
         """Note the timeline of a connection; returns why it must not be used, or None.

@@ -1,4 +1,5 @@
-"""A look at the servers that a URL names: whether the one in use answers, and who was promoted.
+"""A look at the servers that a URL names: whether the one in use answers and ends commits, and who
+was promoted.
 
 What it finds it tells its `Hosts`, and that closes every connection of the process that leads to
 what is not the database any more: those who used one connect anew, and wait for nothing.
@@ -69,11 +70,12 @@ class Lookout:
         if conn is not None and not conn.closed:
             try:
                 with trio.move_on_after(patience):
-                    await conn.execute("SELECT", prepare=False)
+                    await conn.look_at_commits(self._hosts)
                     return
                 self._hosts.fell_silent(conn.host)
             except psycopg.Error as error:
                 log.debug("db.idle_connection_lost", error=str(error))
+            self._hosts.held_up = None  # whoever answers next is looked at anew
             conn.abandon()
         try:
             with trio.move_on_after(patience):

@@ -108,10 +108,12 @@ async def migrate(
     return applied
 
 
-async def check(dsn: str, directory: Traversable | None = None) -> SchemaStatus:
+async def check(
+    dsn: str, directory: Traversable | None = None, *, hosts: Hosts | None = None
+) -> SchemaStatus:
     """Report what is applied and what is pending, changing nothing."""
     known = migrations(directory)
-    async with _connected(dsn) as conn:
+    async with _connected(dsn, hosts) as conn:
         pending = {m.number for m in await _pending(conn, known)}
         return SchemaStatus(
             server_version=conn.info.server_version // 10_000,

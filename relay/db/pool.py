@@ -244,7 +244,8 @@ class Pool:
             await self._idle.pop().close()
 
     async def ping(self, timeout: float) -> None:
-        """See that the server answers within `timeout` seconds, and which one it is.
+        """See that the server answers within `timeout` seconds, which one it is, and whether its
+        commits end.
 
         A pooler keeps our connections and may have given them another server: one of a later
         timeline closes what leads to an earlier one, and an older one is refused.
@@ -254,7 +255,9 @@ class Pool:
         async def meet(conn: Connection) -> None:
             try:
                 await conn.meet(self.hosts)
+                await conn.look_at_commits(self.hosts)
             except psycopg.OperationalError:
+                self.hosts.held_up = None  # whoever answers next is looked at anew
                 conn.abandon()
                 raise
 

@@ -288,6 +288,7 @@ class Deps:
     private_webhooks: bool = False  # whether a URL may name a private address
     devices: DeviceInbox | None = None  # the device inbox, where this process has one
     ready_checks: Mapping[str, ReadyCheck] = field(default_factory=dict)  # by the store's name
+    held_up: Callable[[], str | None] = lambda: None  # why no commit of the database ends
     space: Space = AMPLE  # of the data directory's disk
     public_url: str = ""
     other_urls: Sequence[str] = ()  # whose hosts and origins are this relay's own, too

@@ -49,7 +49,13 @@ from relay.cli.doctor.machine import (
     check_submission,
 )
 from relay.cli.doctor.replication import Facts, inspect, judge
-from relay.cli.doctor.running import check_actors, check_queue, check_upstream, notices
+from relay.cli.doctor.running import (
+    check_actors,
+    check_queue,
+    check_relay,
+    check_upstream,
+    notices,
+)
 from relay.crypto import Vault
 from relay.datadir import SECRETS, DataDir
 from relay.db.connection import connect
@@ -57,6 +63,7 @@ from relay.settings import load
 from tests.certificates import write
 from tests.cli.command import cli
 from tests.db.bouncer import Bouncer
+from tests.db.cluster import Cluster, binaries
 from tests.dns.server import DnsServer
 from tests.relay_process import RelayProcess
 
@@ -379,6 +386,36 @@ def test_what_a_standby_promises_is_judged(facts: Facts, state: str, said: str) 
     finding = judge(facts)
     assert (finding.state, said in finding.found) == (state, True), finding
     assert bool(finding.advice) == (state == "warn")
+
+
+def test_a_standby_that_was_not_promoted_is_said(tmp_path: Path) -> None:
+    """Alone in the URL, and beside a primary that is gone; what to do stands beside it."""
+    bin_dir = binaries(18)
+    assert bin_dir is not None
+    standby = Cluster(bin_dir)
+    try:
+        (standby.data / "standby.signal").touch()
+        standby.start()
+        found = only(check_database, patient(tmp_path, None, RELAY_DATABASE__URL=standby.dsn()))
+        assert (found.state, "a standby, not promoted" in found.found) == ("FAIL", True)
+        assert "promote" in found.advice
+        both = make_conninfo(standby.dsn(), host=f"/gone,{standby.directory}")
+        found = only(check_database, patient(tmp_path, None, RELAY_DATABASE__URL=both))
+        assert found.state == "FAIL"
+        assert found.found.startswith("no host takes writes: /gone: ")
+        assert found.found.endswith(f"; {standby.directory}: a standby, not promoted (read-only)")
+        assert "promote" in found.advice
+    finally:
+        standby.remove()
+
+
+def test_a_relay_that_is_not_ready_is_one_row(tmp_path: Path) -> None:
+    """Though it answers nothing else either."""
+    run = {"http": "http://127.0.0.1:9", "pid": os.getpid(), "admin_token": "x"}
+    file = tmp_path / "run" / "relay.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(run))
+    assert only(check_relay, patient(tmp_path, run)).state == "FAIL"
 
 
 async def test_a_server_without_a_standby_is_no_fault(database_url: str) -> None:

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 from tests.db.cluster import Pair
+from tests.eventually import eventually_sync
 from tests.relay_process import RelayProcess
 
 DEVICE = "ab" * 32
@@ -142,6 +143,14 @@ def test_nothing_that_was_promised_is_lost_with_the_primary(pair, tmp_path):
             during = post(relay, address, named("during", 8))
             assert (during.accepted, during.codes) == ([], {451})
             assert during.slowest < 10
+            eventually_sync(
+                lambda: client.get("/readyz").json().get("detail"),
+                "it is not ready, and says why",
+                until="Not ready: PostgreSQL's commits wait for a standby, and no standby is"
+                " connected.".__eq__,
+            )
+            attention = client.get("/api/v1/overview").json()["attention"]
+            assert attention[0]["text"].endswith("and no standby is connected.")
             assert send("late").status_code == 503
             again = send("late")  # it is there to be seen, and promised by nobody
             assert again.status_code == 503
@@ -157,6 +166,9 @@ def test_nothing_that_was_promised_is_lost_with_the_primary(pair, tmp_path):
 
             pair.fail_over()
             after = until_taken(relay, address, named("after", 16) + during.refused)
+            eventually_sync(
+                lambda: client.get("/readyz").status_code, "ready again", until=(200).__eq__
+            )
             assert send("early").json()["messages"][0]["status"] == "queued"
             assert (answer := send("late")).status_code == 202
             assert put(b"late").status_code == 201

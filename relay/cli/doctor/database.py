@@ -17,10 +17,13 @@ from relay.errors import RelayError
 
 if TYPE_CHECKING:
     from relay.db.connection import Connection
+    from relay.db.hosts import Hosts
 
 SKEW = 1.0  # seconds between the clocks of database and host
 TIMEOUT = 10.0  # seconds
 HEARD_WITHIN = 2.0  # seconds that a notification may take
+AWAY = "see RELAY_DATABASE__URL"
+NO_PRIMARY = "start the primary, or promote the standby: docs/failover.md, By hand"
 SPARE = 10  # connections of the server that should be left beside this relay's
 
 
@@ -30,7 +33,10 @@ def check_database(patient: Patient) -> Iterator[Finding]:
     if url is None:
         yield Finding("database", OK, "embedded; it runs when the relay runs")
         return
+    import psycopg
     import trio
+
+    from relay.db.connection import NO_HOST
 
     findings: list[Finding] = []
 
@@ -45,17 +51,29 @@ def check_database(patient: Patient) -> Iterator[Finding]:
         findings.append(
             Finding("database", FAIL, "it does not answer", "see whether it hangs, and its load")
         )
-    except RelayError as error:
-        findings.append(Finding("database", FAIL, output.line(error), "see RELAY_DATABASE__URL"))
+    except (RelayError, psycopg.OperationalError) as error:
+        _, none, each = str(error).partition(NO_HOST)
+        found = f"no host takes writes: {each}" if none else str(error)
+        findings.append(Finding("database", FAIL, output.line(found), NO_PRIMARY if none else AWAY))
     yield from findings
 
 
 async def _inspect(url: str, patient: Patient) -> AsyncIterator[Finding]:
-    from relay.db.connection import connect
+    from psycopg.conninfo import conninfo_to_dict
+
+    from relay.db.connection import connect, names_several
+    from relay.db.hosts import Hosts, shown
     from relay.db.migrate import check
 
-    status = await check(url)
-    yield Finding("database", OK, f"PostgreSQL {status.server_version} answers")
+    hosts = Hosts(patient.data.timeline_file, keep=False)  # of several, one that takes writes
+    status = await check(url, hosts=hosts)
+    async with await connect(url, application_name="relay-doctor", hosts=hosts) as looker:
+        if await _one(looker, "SELECT pg_is_in_recovery()"):
+            found = "a standby, not promoted: it takes no writes"
+            yield Finding("database", FAIL, found, NO_PRIMARY)
+            return
+        at = f" at {shown(looker.host)}" if names_several(conninfo_to_dict(url)) else ""
+    yield Finding("database", OK, f"PostgreSQL {status.server_version} answers{at}")
     yield judged(
         "schema",
         not status.pending,
@@ -67,8 +85,10 @@ async def _inspect(url: str, patient: Patient) -> AsyncIterator[Finding]:
     if patient.settings is not None and patient.settings.database.url:
         direct = patient.settings.database.direct_url or url
     async with (
-        await connect(url, application_name="relay-doctor", prepare_threshold=None) as connection,
-        await connect(direct, application_name="relay-doctor", autocommit=True) as ear,
+        await connect(
+            url, application_name="relay-doctor", prepare_threshold=None, hosts=hosts
+        ) as connection,
+        await connect(direct, application_name="relay-doctor", autocommit=True, hosts=hosts) as ear,
     ):
         await connection.set_autocommit(True)
         yield await check_skew(connection)
@@ -78,7 +98,7 @@ async def _inspect(url: str, patient: Patient) -> AsyncIterator[Finding]:
         yield await check_passwords(connection, patient)
         yield await check_heard(connection, ear)
         if patient.settings is None or patient.settings.database.prepare:
-            yield await check_remembers(url)
+            yield await check_remembers(url, hosts)
 
 
 async def _one(connection: Connection, query: LiteralString) -> Any:
@@ -212,7 +232,7 @@ async def check_heard(mouth: Connection, ear: Connection, within: float = HEARD_
     )
 
 
-async def check_remembers(url: str) -> Finding:
+async def check_remembers(url: str, hosts: Hosts | None = None) -> Finding:
     """Use a prepared statement in two transactions, with another client's between them.
 
     A pooler in transaction mode that keeps none (PgBouncer before 1.21, or told to keep none)
@@ -231,7 +251,7 @@ async def check_remembers(url: str) -> Finding:
     async with AsyncExitStack() as stack:
         first, second, third = [
             await stack.enter_async_context(
-                await connect(url, application_name="relay-doctor", autocommit=True)
+                await connect(url, application_name="relay-doctor", autocommit=True, hosts=hosts)
             )
             for _ in range(3)
         ]

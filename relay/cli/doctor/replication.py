@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 CHECK = "replication"
 TABLE = "see docs/machines.md, Which standby promises what"
+WITHOUT = (
+    "bring the standby back, or attach another; or ALTER SYSTEM RESET synchronous_standby_names and"
+    " SELECT pg_reload_conf(): commits then wait for none"
+)
 LOSES = "a failover loses the last moment's mail although it was answered 250"
 
 
@@ -88,7 +92,7 @@ def judge(facts: Facts) -> Finding:
         return Finding(CHECK, WARN, found, "ALTER ROLE … SET client_min_messages = warning")
     if not facts.senders or facts.waited_for == 0:
         found = "no synchronous standby is connected: commits wait in vain, and mail gets 451"
-        return Finding(CHECK, WARN, found, "bring the standby back; nothing is lost meanwhile")
+        return Finding(CHECK, WARN, found, WITHOUT)
     found = f"commits wait for a standby ({facts.commit})"
     if facts.managed and facts.names != "*":
         found += (

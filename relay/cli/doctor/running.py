@@ -38,11 +38,13 @@ def check_relay(patient: Patient) -> Iterator[Finding]:
     if "http" not in run:
         yield Finding("relay", OK, f"running without control, pid {run['pid']}")
         return
+    said = False
     try:
         api = Api.find(patient.data.path)
         try:
             ready = api.call("GET", "/readyz", timeout=10.0).json()
         except Failure as failure:
+            said = True
             yield Finding(
                 "relay", FAIL, output.line(failure), "relay status and relay tail say more"
             )
@@ -59,7 +61,8 @@ def check_relay(patient: Patient) -> Iterator[Finding]:
         yield check_actors(api.get("/api/v1/supervision"))
         yield check_queue(api.get("/api/v1/queue"))
     except Failure as failure:
-        yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
+        if not said:  # what is not ready answers nothing else, either
+            yield Finding("relay", FAIL, output.line(failure), "relay tail says more")
 
 
 def notices(ready: dict[str, Any]) -> Iterator[Finding]:
