@@ -23,7 +23,7 @@ SKEW = 1.0  # seconds between the clocks of database and host
 TIMEOUT = 10.0  # seconds
 HEARD_WITHIN = 2.0  # seconds that a notification may take
 AWAY = "see RELAY_DATABASE__URL"
-NO_PRIMARY = "start the primary, or promote the standby: docs/failover.md, By hand"
+NO_PRIMARY = "start the primary, or promote the standby: docs/failover.md, By hand, step by step"
 SPARE = 10  # connections of the server that should be left beside this relay's
 
 

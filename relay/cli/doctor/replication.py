@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 CHECK = "replication"
 TABLE = "see docs/machines.md, Which standby promises what"
 WITHOUT = (
-    "bring the standby back, or attach another; or ALTER SYSTEM RESET synchronous_standby_names and"
-    " SELECT pg_reload_conf(): commits then wait for none"
+    "bring the standby back, or attach another; or ALTER SYSTEM SET synchronous_standby_names = ''"
+    " and SELECT pg_reload_conf(): commits then wait for none"
 )
 LOSES = "a failover loses the last moment's mail although it was answered 250"
 
