@@ -186,3 +186,31 @@ def test_the_queue_says_that_it_loads(relay: RelayProcess, browse: Browse) -> No
         page.unroute(re.compile(r"/api/v1/outbound\?"))
         expect(none).not_to_have_text("Loading…")
         assert visit.errors == []
+
+
+_OVER = """() => {
+    const said = document.querySelector("#health").getBoundingClientRect();
+    return [...document.querySelectorAll("header a, header button")]
+        .filter((one) => one.checkVisibility())
+        .filter((one) => one.getBoundingClientRect().bottom > said.top + 1)
+        .map((one) => one.textContent);
+}"""
+
+
+def test_why_it_is_not_ready_leaves_the_header_as_it_is(
+    relay: RelayProcess, browse: Browse
+) -> None:
+    """A long reason has a line of its own, below all that one presses, signed in or out."""
+    why = "; ".join(f"Not ready: 127.0.0.{n}:5432: Connection refused" for n in range(5))
+    refusal = {"type": "/problems/unavailable", "title": "x", "status": 503, "detail": why}
+    with browse() as visit:
+        page = signed_in(visit, relay)
+        page.route("**/readyz", lambda route: route.fulfill(status=503, json=refusal))
+        page.reload()
+        said = expect(page.locator("#health.problem"))
+        said.to_contain_text("127.0.0.4")
+        assert page.evaluate(_OVER) == []
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.locator("#who").get_by_role("link", name="Sign in")).to_be_visible()
+        said.to_contain_text("127.0.0.4")
+        assert page.evaluate(_OVER) == []

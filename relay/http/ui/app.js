@@ -6,7 +6,7 @@
 // a function that takes a change of address within the view, so that lists stay as they are.  It may
 // have `strange(parts, who)`: whether an address of it is not for who is here.
 
-import { addressed, ask, every, get, page as list, Refused, send, session } from "./calls.js";
+import { addressed, ask, every, get, page as list, send, session } from "./calls.js";
 import { feed, LOOK, look, titled } from "./badge.js";
 import { drafts } from "./dialogs.js";
 import { button, h, say } from "./dom.js";
@@ -175,15 +175,11 @@ tabs.changed = () => checkWho().catch(() => {}); // at the next look, then
 
 async function showHealth() {
   const line = byId("health");
-  try {
-    await ask("/readyz");
-    line.className = "ok";
-    say(line, t("ready"));
-  } catch (error) {
-    line.className = "problem";
-    say(line, error.message);
-  }
-  await checkWho().catch(() => {}); // at the next look, then
+  const trouble = await ask("/readyz").then(() => "", (error) => error.message);
+  line.className = trouble ? "problem" : "ok";
+  say(line, trouble || t("ready"));
+  setTimeout(showHealth, trouble ? 2000 : 10000);
+  checkWho().catch(() => {}); // at the next look, then
 }
 
 // What stands in index.html.
@@ -195,9 +191,7 @@ document.querySelector("#others [href='/metrics']").textContent = t("Metrics");
 try {
   if (!pageKey() && !where().values.has("code")) await handed(HANDED);
   page.who = await signedIn();
-} catch (error) {
-  if (!(error instanceof Refused)) byId("health").textContent = error.message;
-}
+} catch {} // `showHealth` says what
 showWho();
 open();
 addEventListener("hashchange", open);
@@ -232,5 +226,4 @@ document.querySelector(".skip").addEventListener("click", (pressed) => {
   place.focus();
 });
 showHealth();
-setInterval(showHealth, 10000);
 setInterval(() => may("read") && document.body.dataset.view !== "mail" && look().catch(() => {}), LOOK); // at the next one, then
