@@ -720,7 +720,7 @@ def _in_short(error: e.Error) -> str:
     return "a standby, not promoted (read-only)" if text in _STANDBY else text
 
 
-_OF_WHOM = re.compile(r"^(?:connection failed: )?connection to server (?:at|on) .*? failed: ")
+_OF_WHOM = re.compile(r"^(?:connection [a-z ]+: )?connection to server (?:at|on) .*? failed: ")
 _STANDBY = frozenset({"session is read-only", "server is in hot standby mode"})
 
 

@@ -49,19 +49,19 @@ SELECT CASE
          WHEN current_setting('synchronous_commit') IN ('off', 'local')
            THEN NULL
          WHEN NOT EXISTS (SELECT FROM pg_stat_replication)
-           THEN 'no standby is connected'
+           THEN 'none is connected'
          WHEN NOT EXISTS (
            SELECT FROM pg_stat_replication
            WHERE sync_state IS NULL OR sync_state IN ('sync', 'quorum')
          )
-           THEN 'no standby that is connected is among synchronous_standby_names'
+           THEN 'none that is connected is named'
          WHEN EXISTS (
            SELECT FROM pg_stat_activity
            WHERE wait_event = 'SyncRep'
              AND usename = current_user
              AND query_start < clock_timestamp() - interval '3 s'
          )
-           THEN 'no standby confirms them'
+           THEN 'none confirms'
        END
 """
 """Why no commit ends on a server whose commits wait for a standby, or NULL.  A role without

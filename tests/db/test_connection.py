@@ -528,7 +528,7 @@ class TestConnecting:
         dsn = "host=127.0.0.1,/nowhere port=1,2 user=x dbname=x"
         with pytest.raises(
             psycopg.OperationalError,
-            match=r"us: 127\.0\.0\.1:1: Connection refused; /nowhere port 2: \S",
+            match=r"us: 127\.0\.0\.1:1: Connection refused; /nowhere port 2: No such file",
         ):
             await connect(dsn)
 

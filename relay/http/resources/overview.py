@@ -120,8 +120,8 @@ def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
         yield _concern("error", f"{trouble}.", "logs", actor, "relay doctor")
     if queue is None:
         yield _concern("error", "PostgreSQL does not answer.", "logs", command="relay doctor")
-    elif (waits := deps.held_up()) is not None:
-        yield _concern("error", f"{waits}.", "logs", command="relay doctor")
+    elif deps.held_up() is not None:
+        yield _concern("error", "PostgreSQL waits for a standby.", "logs", command="relay doctor")
     for name in _paused(tree):
         yield _concern("warning", f"{name} is paused.", "now", name, f"relay actor resume {name}")
     for notice in notices(deps):

@@ -215,6 +215,7 @@ export default {
   "You are signed out.": "Abgemeldet.",
   "{0} is paused.": "{0} ist angehalten.",
   "PostgreSQL does not answer.": "PostgreSQL antwortet nicht.",
+  "PostgreSQL waits for a standby.": "PostgreSQL wartet auf einen Standby.",
   "All deliveries are paused.": "Alle Zustellungen sind angehalten.",
   "Mail that is due waits for {0} seconds.": "Fällige Mail wartet seit {0} Sekunden.",
   "Mail that is due waits for {0} minutes.": "Fällige Mail wartet seit {0} Minuten.",
