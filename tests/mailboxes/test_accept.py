@@ -128,7 +128,6 @@ async def test_trouble_is_told_to_everyone_who_asked():
     await pool.close()
 
 
-@pytest.mark.parametrize("raws", [[b"a", b"", bytes(range(256))], [b"x" * 200_000] * 4])
 class _Silent:
     """A database that does not answer so many times, and then has no mailbox."""
 
@@ -175,6 +174,7 @@ async def test_nobody_waits_for_two_silences(autojump_clock):
     ]
 
 
+@pytest.mark.parametrize("raws", [[b"a", b"", bytes(range(256))], [b"x" * 200_000] * 4])
 async def test_rows_are_stored_as_they_are_and_once(pool, raws):
     """Any bytes; a repetition stores nothing and says so; the look-up by id finds them."""
     await pool.execute("INSERT INTO relay.mailboxes (address) VALUES ('ü@x'), ('b@x')")
