@@ -11,7 +11,8 @@ have proved that they validate (`Resolver.proof`).  What follows for an exchange
 | TLSA that can be used                                | TLS with a certificate that matches, or   |
 |                                                      | the next exchanger                        |
 | TLSA, none of which can be used                      | TLS, whatever the certificate is, or the  |
-|                                                      | next exchanger                            |
+|                                                      | next exchanger; other policies may ask    |
+|                                                      | for more                                  |
 | SERVFAIL (a broken signature, too), or nothing in    | is not connected to for now: it could be  |
 | time                                                 | an attack that hides the records          |
 
@@ -23,8 +24,8 @@ is signed.
 An authority's certificate (usage 2) must besides be for the base domain or the mail's domain.
 
 Promises
-- DANE goes before other policies (`DaneFirst`): they are asked about those exchangers only for
-  which it says nothing.
+- DANE goes before other policies (`DaneFirst`): they are asked about those exchangers only whose
+  certificates it does not verify.
 - Each look has `TLSA` seconds.  A domain whose DNS says nothing has its own mail wait; how long
   others' questions may wait for its, the resolver's turns say (`relay.dns.turns`).
 - Mail of domains shares a connection where the records are the same, but with usage 2, where the
@@ -43,7 +44,7 @@ from __future__ import annotations
 import _ssl
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -264,7 +265,11 @@ def _policy(base: str, texts: Collection[str], wanted: Sequence[str]) -> TlsPoli
 
 
 class DaneFirst:
-    """DANE, and another policy where that says nothing (RFC 8461, 2)."""
+    """DANE, and another policy where that verifies nothing.
+
+    RFC 8461, 2: it must not override a validation by DANE that fails.  Of records that cannot be
+    used there is none (RFC 7672, 2.2), so they take away nothing that the other asks for.
+    """
 
     def __init__(self, dane: DanePolicies, other: Policy | None = None) -> None:
         """`other`: None for none."""
@@ -276,5 +281,14 @@ class DaneFirst:
     ) -> Mapping[str, TlsPolicy]:
         """How each exchanger is spoken to for a domain (A-labels).  Raises `PolicyUnavailable`."""
         found = await self._dane.policy_for(domain, exchangers)
-        rest = [one for one in exchangers if one.name not in found]
-        return {**(await self._other.policy_for(domain, rest) if rest else {}), **found}
+        rest = [
+            one
+            for one in exchangers
+            if one.name not in found or found[one.name].security is Security.ENCRYPTED
+        ]
+        policies = dict(await self._other.policy_for(domain, rest) if rest else {})
+        for name, own in found.items():
+            other = policies.get(name, TlsPolicy())
+            if other.security not in {Security.VERIFIED, Security.REFUSED}:
+                policies[name] = replace(own, unknown=own.unknown or other.unknown)
+        return policies

@@ -731,6 +731,44 @@ def dane_against_sts(d: Domain) -> Ends:
     return Ends("sent", at=STRANGER, secured=True)
 
 
+UNUSABLE = "1 1 1 " + "ab" * 32
+"""A record that RFC 7672, 3.1.3, has no use for."""
+
+
+@case("RFC 8461, 2")
+def sts_and_dane_unusable(d: Domain) -> Ends:
+    (host,) = d.served(WEB)
+    d.sts("enforce", host)
+    d.tlsa(host, UNUSABLE)
+    return Ends("sent", at=WEB, secured=True)
+
+
+@case("RFC 8461, 2")
+def sts_and_dane_unusable_unknown(d: Domain) -> Ends:
+    """Records that verify nothing do not take the place of what would."""
+    (host,) = d.served(STRANGER)
+    d.sts("enforce", host)
+    d.tlsa(host, UNUSABLE)
+    return Ends("queued", NO_CERT)
+
+
+@case("RFC 8461, 2")
+def sts_and_dane_unusable_another_server(d: Domain) -> Ends:
+    (host,) = d.served(STRANGER)
+    d.sts("enforce", "mx.elsewhere.example")
+    d.tlsa(host, UNUSABLE)
+    return Ends("queued", "4.7.5 MTA-STS allows none of ")
+
+
+@case("RFC 7672, 2.2")
+def sts_testing_and_dane_unusable_downgraded(d: Domain) -> Ends:
+    """That one asks for nothing takes nothing of what the other asks for."""
+    (host,) = d.served(CLEAR)
+    d.sts("testing", host)
+    d.tlsa(host, UNUSABLE)
+    return Ends("queued", "4.7.5 the peer offers no STARTTLS")
+
+
 # How servers behave -------------------------------------------------------------------------------
 
 
