@@ -551,6 +551,7 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
         lease_timeout=outbound.lease_timeout,
         max_attempts=outbound.max_attempts,
         direct=upstream.url == DIRECT,
+        expired=Suppressions(pool).count_expired,
     )
     gates = Gates(
         outbound.concurrency,

@@ -18,7 +18,8 @@ Promises
 - Of several recipients that a report names ours is the one that counts; where it names others only
   (mail was forwarded), the message bounced and nobody is suppressed; of a text without a standard
   nothing follows then.
-- A final refusal of our recipient while a message is delivered is a report of it (`refusal`).
+- A final refusal of our recipient while a message is delivered is a report of it (`refusal`), and
+  so is one for now with which the relay gives a message up.
 
 Pure.
 """
@@ -124,8 +125,8 @@ def finding(report: Report, recipient: str) -> Finding | None:
 
 
 def refusal(enhanced: str, text: str) -> Finding | None:
-    """What follows from a final refusal (5yz) of a message's one recipient, heard at once; None:
-    nothing, as it says that it was none.
+    """What follows from a refusal of a message's one recipient, heard at once, that is final by its
+    code (5yz), or as the relay has given up after it; None: nothing, as it says that it was none.
     """
     return _of(Recipient(action="failed", status=enhanced, diagnostic=text), named=True)
 

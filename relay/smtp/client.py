@@ -70,6 +70,10 @@ class Phase(StrEnum):
     __hash__ = str.__hash__
 
 
+ABOUT_RECIPIENT = frozenset({Phase.RCPT, Phase.DATA, Phase.DOT})
+"""The commands whose refusal may be about a recipient, where there is one."""
+
+
 class Verdict(StrEnum):
     """What became of a mail for one recipient."""
 

@@ -24,6 +24,7 @@ from relay.outbound.queue.store import Queue
 from relay.outbound.routing.senders import parse_upstream
 from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signing.signer import Signer
+from relay.outbound.suppression.suppressions import Suppressions
 from supervisor import ChildSpec, Mailbox, Supervisor, SupervisorSpec
 from tests.actors.running import at_rest
 from tests.eventually import eventually
@@ -106,7 +107,7 @@ async def running_outbound(
     vault = vault or Vault([Fernet.generate_key().decode()])
     queue = Queue(
         pool, uuid4(), lease_timeout=lease_timeout, max_attempts=max_attempts,
-        direct=upstream == "mx:",
+        direct=upstream == "mx:", expired=Suppressions(pool).count_expired,
     )  # fmt: skip
     running = Outbound(pool, vault, queue)
     gates = running.gates = Gates(concurrency, retry_unit, random.Random(1), cap=domain_connections)

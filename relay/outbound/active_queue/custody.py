@@ -203,8 +203,10 @@ class Custody:
         peer: Peer | None = None,
         *,
         tells: bool = False,
-    ) -> None:
-        """Report what became of a job whose delivery has ended; see `Settler.settle`."""
+    ) -> Cause:
+        """Report what became of a job whose delivery has ended, and return it; see
+        `Settler.settle`.
+        """
         self.drop(job, now)
         settled = self._settler.settle(
             job.message, outcome, began_at, now, opening, secrets, peer,
@@ -214,7 +216,7 @@ class Custody:
         _DELIVERY.observe(now - began_at)
         self._recorder.put(settled)
         if outcome.verdict is Verdict.DELIVERED:
-            return
+            return settled.cause
         if outcome.verdict is Verdict.UNKNOWN:
             _UNKNOWN.inc()
         log.info(
@@ -227,6 +229,7 @@ class Custody:
         )
         if settled.cause is Cause.DEFERRED:
             self._waits_again(job, now, settled.delay)
+        return settled.cause
 
     def give_back(self, job: Job, now: float, delay: float = 0.0) -> None:
         """Give back a job that was not begun; it is due again after `delay` seconds."""

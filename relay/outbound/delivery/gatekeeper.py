@@ -16,7 +16,8 @@ Promises
 - What a reply asks for by the traffic rules (`relay.outbound.shaping.traffic`) holds for its
   receiver: one that is suspended has a gate of its own, and what waits for it is taken back.
 - Whom a final refusal names is suppressed, or counted as full, as if it were a report
-  (`relay.returns.law`), by whichever route it comes; where a traffic rule fits, that decides.
+  (`relay.returns.law`), by whichever route it comes; where a traffic rule fits, that decides.  A
+  mailbox that is full when the relay gives its mail up is counted as one, too.
 - Of a site that has not answered yet, or not lately, no more is claimed than it has connections;
   where all of those hang, what waits for it is given back, until it answers.
 - Of a site that is slow, no more is claimed than its connections take soon; and for all of these
@@ -50,10 +51,10 @@ from relay.outbound.active_queue.jobs import Job
 from relay.outbound.pacing.gates import ANY_ROUTE, Gate, GateKey, Gates
 from relay.outbound.pacing.held_back import OPENING, Why, why_of
 from relay.outbound.shaping.echoes import without
-from relay.outbound.shaping.rules import ABOUT_RECIPIENT, Asks
+from relay.outbound.shaping.rules import Asks
 from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic, receiver_of
 from relay.returns.law import refusal
-from relay.smtp.client import Outcome, Phase, Verdict
+from relay.smtp.client import ABOUT_RECIPIENT, Outcome, Phase, Verdict
 
 log = get_logger()
 
@@ -376,7 +377,7 @@ class Gatekeeper:
         it.
         """
         if (
-            outcome.verdict is not Verdict.BOUNCED
+            outcome.verdict not in {Verdict.BOUNCED, Verdict.FAILED}
             or outcome.phase not in ABOUT_RECIPIENT
             or not outcome.enhanced
         ):
@@ -391,6 +392,16 @@ class Gatekeeper:
         if found.suppress:
             self._refused(job, outcome)
         elif self._notes is not None:
+            self._notes.full(job, outcome.enhanced, self._words(job, outcome, ()))
+
+    def gave_up(self, job: Job, outcome: Outcome) -> None:
+        """Count the mailbox of a job whose mail the relay has given up as full, if that is what was
+        said last: who takes mail and gives it up later reports the same.
+        """
+        if outcome.phase not in ABOUT_RECIPIENT or not outcome.enhanced or self._notes is None:
+            return
+        found = refusal(outcome.enhanced, without(outcome.text, _own_words(job)))
+        if found is not None and found.is_full:
             self._notes.full(job, outcome.enhanced, self._words(job, outcome, ()))
 
     def suspend(self, learned: Learned, now: float) -> None:

@@ -54,6 +54,7 @@ from relay.outbound.mx.sites import Site
 from relay.outbound.pacing.backoff import MOMENT
 from relay.outbound.queue.claimed import Claimed
 from relay.outbound.queue.settler import ours
+from relay.outbound.queue.states import Cause
 from relay.outbound.queue.store import Queue
 from relay.outbound.routing.routes import Connections, Routes
 from relay.outbound.shaping.traffic import Receiver, Traffic, receiver_of
@@ -864,7 +865,11 @@ class Workers:
                 self.spread()
             if line.way is not None:
                 secrets = line.way.secrets
-        self._custody.settle(job, outcome, began_at, now, opening, secrets, peer, tells=tells)
+        cause = self._custody.settle(
+            job, outcome, began_at, now, opening, secrets, peer, tells=tells
+        )
+        if line is not None and cause is Cause.EXHAUSTED:
+            self._gatekeeper.gave_up(job, outcome)
 
     def _tells(self, connection: Connection) -> bool:
         """Whether a peer was asked to tell submitters of success: not for a path of the relay's."""

@@ -41,7 +41,8 @@ Why SQL functions for claim and finalise: see migration 0002 (plans made while t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -84,7 +85,8 @@ class Queue:
 
     `lease_timeout` in seconds; after `max_attempts` attempts a message has failed, unless it goes
     directly to the exchangers of its domain; after `max_losses` leases lost in a row it is set
-    aside.  `direct`: whether mail goes so whose sender has no upstream.
+    aside.  `direct`: whether mail goes so whose sender has no upstream.  `expired` is told which
+    messages have expired, when that is recorded.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Queue:
         max_attempts: int = 10,
         max_losses: int = 3,
         direct: bool = False,
+        expired: Callable[[Sequence[UUID]], Awaitable[object]] | None = None,
     ) -> None:
         self._pool = pool
         self.node = node
@@ -103,6 +106,7 @@ class Queue:
         self.max_attempts = max_attempts
         self.max_losses = max_losses
         self.direct = direct
+        self._expired = expired
         self._claims = 0
         self._heard: datetime | None = None
         """The database's clock, when it was last heard of."""
@@ -189,7 +193,13 @@ class Queue:
                 batch.suppressed.append(each.id)
             elif each.id in recorded and each.cause is Cause.EXPIRED:
                 batch.expired.append(each.id)
+        await self._tell_expired(batch.expired)
         return batch
+
+    async def _tell_expired(self, ids: Sequence[UUID]) -> None:
+        if ids and self._expired is not None:
+            with suppress(DatabaseUnavailable):  # it has ended all the same
+                await self._expired(ids)
 
     def _claim_of(self, claim: UUID, asks: Sequence[Ask]) -> tuple[Any, ...]:
         """What `_CLAIM` takes."""
@@ -205,6 +215,7 @@ class Queue:
         while True:
             rows = await self._pool.fetch("SELECT relay.outbound_expire(%s)", (_EXPIRED_AT_ONCE,))
             cancelled += len(rows)
+            await self._tell_expired([row[0] for row in rows])
             if len(rows) < _EXPIRED_AT_ONCE:
                 return cancelled
 

@@ -36,7 +36,7 @@ from relay.outbound.shaping.reply_patterns import Pattern, compile_pattern
 from relay.outbound.strict_tables import Wrong, check_keys, is_name, sentence
 from relay.returns.law import may_be_gone
 from relay.settings import duration
-from relay.smtp.client import Outcome, Phase, Verdict
+from relay.smtp.client import ABOUT_RECIPIENT, Outcome, Verdict
 
 STEP = 60.0
 """Seconds in which several replies that ask to slow down are one: all were on their way already."""
@@ -49,9 +49,6 @@ WITHIN = 3600.0
 
 LONGEST = 7 * 86_400.0
 """Seconds that a reply may slow or suspend for at most."""
-
-ABOUT_RECIPIENT = frozenset({Phase.RCPT, Phase.DATA, Phase.DOT})
-"""The commands whose refusal may be about a recipient."""
 
 _RATE = re.compile(r"(\d{1,9})\s*/\s*(s|m|min|h|hour|d|day)", re.ASCII)
 _PER = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86_400.0}

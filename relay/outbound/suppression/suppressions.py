@@ -28,7 +28,8 @@ from relay.db.pool import Pool
 from relay.errors import Bug
 from relay.outbound.composing.message import check_text, plain_address
 from relay.outbound.suppression.unsubscribing import Link
-from relay.returns.law import FULL_MOST, FULL_WITHIN
+from relay.returns.law import FULL_MOST, FULL_WITHIN, refusal
+from relay.smtp.client import ABOUT_RECIPIENT
 
 MAX_REASON = 500
 """Characters of a reason."""
@@ -76,6 +77,24 @@ _COUNT_FULL = f"""
     ORDER BY r.address, r.owner
     {UNLESS_SUPPRESSED}
     """  # noqa: S608 - constants
+
+# Not of a letter with a token, whose address others have said, nor of a mailbox of this relay.
+_SAID_LAST = """
+    SELECT e.id, t.attempt, t.enhanced, t.error
+    FROM unnest(%s::uuid[]) AS e (id)
+    CROSS JOIN LATERAL (SELECT * FROM relay.outbound_letters WHERE id = e.id OFFSET 0) l
+    CROSS JOIN LATERAL (
+        SELECT *
+        FROM relay.outbound_tries
+        WHERE message_id = e.id
+        ORDER BY attempt DESC, at DESC
+        LIMIT 1
+    ) t
+    WHERE l.token IS NULL
+      AND t.peer IS NOT NULL
+      AND t.enhanced IS NOT NULL
+      AND t.phase = ANY (%s)
+    """
 
 _REASON = "unsubscribed from bulk mail"
 _LAST = UUID(int=(1 << 128) - 1)  # behind every owner
@@ -298,6 +317,18 @@ class Suppressions:
                 "within": FULL_WITHIN,
             },
         )
+
+    async def count_expired(self, ids: Sequence[UUID]) -> int:
+        """Count the mailboxes that messages which have expired were for as full, where that was
+        what their last attempt met; returns how many recipients were suppressed for it.
+        """
+        rows = await self._pool.fetch(_SAID_LAST, (list(ids), sorted(ABOUT_RECIPIENT)))
+        full = []
+        for message_id, attempt, enhanced, words in rows:
+            found = refusal(enhanced, words or "")
+            if found is not None and found.is_full:
+                full.append(Full(message_id, attempt, enhanced, words or ""))
+        return await self.count_full(full)
 
     async def holds(self, owner: UUID, address: str) -> bool:
         """Whether mail of the owner's to an address would be refused, whatever its priority."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 from relay.db.listen import Hub
 from relay.db.pool import Pool
 from relay.outbound.active_queue.jobs import Job
+from relay.outbound.admin import QueueAdmin
 from relay.outbound.bounces.returned import Returned
 from relay.outbound.shaping.keeper import ShapingKeeper
 from relay.outbound.shaping.store import ShapingStore
@@ -141,6 +143,70 @@ async def test_a_mailbox_that_stays_full_is_suppressed_when_that_is_heard_at_onc
         await bounces(outbound, "full@one.example")
         found = await eventually(lambda: listed(pool), "it is suppressed", until=bool)
     assert found == [("full@one.example", OWNER, "bounced", "552 5.2.2 mailbox full")]
+
+
+@pytest.mark.parametrize("verb", ["RCPT", "dot"])
+async def test_a_mailbox_that_is_full_when_its_mail_is_given_up_counts(pool: Pool, verb: str):
+    """Once for each message, with the last of its attempts; not while there is another to come."""
+    full = {"now": b"452 4.2.2 mailbox full\r\n"}
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        return full["now"] if said == verb else None
+
+    async with (
+        running_sink(script) as sink,
+        running_outbound(pool, sink.url, max_attempts=2, retry_unit=0.02) as outbound,
+    ):
+        for times in (1, 2, 3):
+            assert await listed(pool) == []
+            (queued,) = await put(pool, "full@one.example", owner=OWNER)
+            outbound.wake()
+            await outbound.becomes(queued.id, "failed", 2)
+            await counted(pool, "full@one.example", times)
+        found = await eventually(lambda: listed(pool), "it is suppressed", until=bool)
+        # What fails for another reason in the end counts nothing.
+        full["now"] = b"452 4.2.1 not now\r\n"
+        (queued,) = await put(pool, "other@one.example", owner=OWNER)
+        outbound.wake()
+        await outbound.becomes(queued.id, "failed", 2)
+        await outbound.at_rest()
+    assert found == [("full@one.example", OWNER, "bounced", "452 4.2.2 mailbox full")]
+    await counted(pool, "other@one.example", 0)
+
+
+async def test_a_mailbox_that_is_full_until_its_mail_expires_counts(pool: Pool):
+    """By what its last attempt met, whether a claim finds that or a sweep of a paused queue."""
+    now = datetime.now(UTC)
+    script = answers({"full@": b"452 4.2.2 mailbox full\r\n", "busy@": b"451 4.7.1 later\r\n"})
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        for address in ("full@one.example", "busy@one.example", "full@two.example"):
+            (queued,) = await put(pool, address, owner=OWNER, not_after=now + timedelta(hours=1))
+            outbound.wake()
+            await outbound.becomes(queued.id, "queued", 1)
+            if address == "full@two.example":
+                await QueueAdmin(pool).hold(queued.id)
+        await pool.execute(
+            "UPDATE relay.outbound_due SET not_after = now(), run_at = least(run_at, now())"
+            " WHERE isfinite(run_at)"
+        )
+        outbound.flush()
+        await counted(pool, "full@one.example", 1)
+        await pool.execute("UPDATE relay.outbound_due SET not_after = now()")
+        await counted(pool, "full@two.example", 1)
+    await counted(pool, "busy@one.example", 0)
+
+
+async def test_a_final_refusal_at_the_dot_is_as_good_as_one_of_the_recipient(pool: Pool):
+    """A message has one recipient."""
+
+    async def script(session: Session, said: str, line: str) -> bytes | None:
+        return FULL if said == "dot" else None
+
+    async with running_sink(script) as sink, running_outbound(pool, sink.url) as outbound:
+        (queued,) = await put(pool, "full@one.example", owner=OWNER)
+        outbound.wake()
+        await outbound.becomes(queued.id, "failed")
+        await counted(pool, "full@one.example", 1)
 
 
 async def ended(node: Node, address: str) -> UUID:
