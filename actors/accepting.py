@@ -31,7 +31,7 @@ from relay.mailboxes.accept import Lookups, NobodyThere, full_among, live_among
 from relay.mailboxes.capture import Capture, said_of
 from relay.outbound.bounces.returned import Waiting, keep, waiting, waiting_of
 from relay.returns.paths import ReturnPaths
-from relay.returns.report import READ
+from relay.returns.report import READ, delivered
 from relay.smtp.server import Server
 from supervisor import Mailbox
 
@@ -85,7 +85,7 @@ class Returns:
     was kept here since then.  Of one message little may wait, counted whenever something of it
     comes: whoever has its return path fills nothing but that.  A mail to several paths is kept for
     each, and all that is kept of it has no more bytes than one could have: each has its share of
-    the front.
+    the front.  It begins with the field that says who it is from (`is_from_nobody`).
     """
 
     def __init__(self, pool: Pool, paths: ReturnPaths) -> None:
@@ -109,13 +109,13 @@ class Returns:
                 self._some.unpark()  # there may be room by now; the next one is told
         return answer
 
-    def keep(self, addresses: Sequence[str], raw: bytes) -> Future[Accepted]:
+    def keep(self, reverse_path: str, addresses: Sequence[str], raw: bytes) -> Future[Accepted]:
         """Keep a mail to these addresses, which `paths` covers."""
         answer = Future[Accepted]()
         if len(self._waiting) >= _RETURNS:
             answer.settle(Accepted({}, "too much comes back at once"))
         else:
-            self._waiting.append((addresses, raw[:READ], answer))
+            self._waiting.append((addresses, delivered(reverse_path, raw[:READ]), answer))
             self._some.unpark()
         return answer
 
@@ -220,7 +220,7 @@ class AskedMailboxes:
         if self._returns is not None:
             back = [address for address in recipients if self._returns.paths.covers(address)]
             if back:
-                kept = self._returns.keep(back, raw)
+                kept = self._returns.keep(reverse_path, back, raw)
                 rest = {a: said for a, said in recipients.items() if a not in back}
                 if not rest:
                     return kept

@@ -32,7 +32,7 @@ from relay.outage import Outage
 from relay.outbound.bounces.returned import RETURNS, About, Came, Returned, tell
 from relay.returns.law import Finding, finding
 from relay.returns.paths import ReturnPaths
-from relay.returns.report import COMPLAINT, Report
+from relay.returns.report import COMPLAINT, Report, is_from_nobody
 from supervisor import Context, Drained, Process
 
 log = get_logger()
@@ -122,7 +122,9 @@ class _Reading:
     async def _follow(self, one: Came, report: Report) -> None:
         message_id = one.message_id or self._named(report)
         about = await self._returned.about(message_id) if message_id else None
-        found = finding(report, about.recipient) if about else None
+        found = None
+        if about is not None:
+            found = finding(report, about.recipient, from_nobody=is_from_nobody(one.raw))
         if about is None or found is None:
             log.info(
                 "returns.ignored", id=message_id and str(message_id), report=report.kind or None

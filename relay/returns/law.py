@@ -14,7 +14,8 @@ Promises
     anything else                            stays              no
 
 - Never suppressed is who a receiver did not name, what it refused for policy (x.7.x, or words of
-  it) or for now, and what it said of the sender (5.1.7, 5.1.8).
+  it) or for now, and what it said of the sender (5.1.7, 5.1.8); nor whom a report of a failure
+  names that is from somebody: such reports are from nobody, and some servers break that.
 - Of several recipients that a report names ours is the one that counts; where it names others only
   (mail was forwarded), the message bounced and nobody is suppressed; of a text without a standard
   nothing follows then.
@@ -106,8 +107,18 @@ def _unlinked(word: str) -> str:
     return host if is_host else word
 
 
-def finding(report: Report, recipient: str) -> Finding | None:
-    """Return what follows from a report of mail to `recipient`; None: nothing."""
+def finding(report: Report, recipient: str, *, from_nobody: bool = True) -> Finding | None:
+    """Return what follows from a report of mail to `recipient`; None: nothing.
+
+    `from_nobody`: whether it came with the null sender.
+    """
+    found = _finding(report, recipient)
+    if found is None or from_nobody or found.kind is Kind.COMPLAINED:
+        return found
+    return found._replace(suppress=False, is_full=False)
+
+
+def _finding(report: Report, recipient: str) -> Finding | None:
     if report.kind == COMPLAINT:
         if report.feedback not in _COMPLAINTS:
             return None

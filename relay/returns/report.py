@@ -82,6 +82,22 @@ class Report(NamedTuple):
 
 NOTHING = Report()
 
+_NOBODY = b"Return-Path: <>\r\n"
+
+
+def delivered(reverse_path: str, raw: bytes) -> bytes:
+    """A mail as it is kept at its last stop, with the MAIL FROM that it came with in front (RFC
+    5321, 4.4).
+    """
+    return b"Return-Path: <%b>\r\n%b" % (reverse_path.encode("utf-8", "replace"), raw)
+
+
+def is_from_nobody(raw: bytes) -> bool:
+    """Whether a mail of `delivered` came from the null sender, as each report of a delivery must
+    (RFC 3464, 2; RFC 5321, 4.5.5).
+    """
+    return raw.startswith(_NOBODY)
+
 
 class _Part(NamedTuple):
     """A part of a mail: its fields, by names in small letters, and its body, decoded."""

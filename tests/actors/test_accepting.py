@@ -125,9 +125,9 @@ async def test_of_a_mail_to_many_return_paths_no_more_is_kept_than_of_one(pool: 
     returns = Returns(pool, PATHS)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(returns.run)
-        accepted = await returns.keep([*paths, "b-x@returns.example"], b"x" * (READ + 1)).wait()
+        accepted = await returns.keep("", [*paths, "b-x@returns.example"], b"x" * (READ + 1)).wait()
         assert set(accepted.stored) == set(paths)
-        one = await returns.keep(paths[:1], b"x" * (READ + 1)).wait()
+        one = await returns.keep("", paths[:1], b"x" * (READ + 1)).wait()
         nursery.cancel_scope.cancel()
     sizes = (
         "SELECT array_agg(DISTINCT octet_length(raw) ORDER BY octet_length(raw)) FROM relay.returns"
@@ -152,7 +152,7 @@ async def test_what_comes_back_is_refused_for_now_when_too_much_waits(pool: Pool
         nursery.start_soon(returns.run)
         assert await returns.find("b-x@returns.example").wait() == "unknown"
         await pool.execute(fill, (ROWS // 4,))
-        assert (await returns.keep([FBL], b"x").wait()).full == {FBL}
+        assert (await returns.keep("", [FBL], b"x").wait()).full == {FBL}
         assert await full(FBL)
         assert not await full(path)
         await pool.execute(fill, (ROWS,))
@@ -162,13 +162,13 @@ async def test_what_comes_back_is_refused_for_now_when_too_much_waits(pool: Pool
         await eventually(
             lambda: full(FBL), "there is room again", until=lambda is_full: not is_full
         )
-        assert set((await returns.keep([FBL], b"x").wait()).stored) == {FBL}
+        assert set((await returns.keep("", [FBL], b"x").wait()).stored) == {FBL}
         nursery.cancel_scope.cancel()
 
 
 async def counted(returns: Returns) -> bool:
     """Whether a mail to another path is not kept."""
-    return bool((await returns.keep([PATHS.path_of(new_id())], b"x").wait()).full)
+    return bool((await returns.keep("", [PATHS.path_of(new_id())], b"x").wait()).full)
 
 
 async def test_who_has_one_return_path_shuts_nobody_out(pool: Pool):
@@ -178,12 +178,12 @@ async def test_who_has_one_return_path_shuts_nobody_out(pool: Pool):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(returns.run)
         for path, size, most in ((many, 1, PATH_ROWS), (large, READ, 1)):
-            came = [returns.keep([path], b"x" * size) for _ in range(2 * PATH_ROWS)]
-            came += [returns.keep([path, other], b"x" * size)]
+            came = [returns.keep("", [path], b"x" * size) for _ in range(2 * PATH_ROWS)]
+            came += [returns.keep("", [path, other], b"x" * size)]
             answers = [await one.wait() for one in came]
             assert [path in one.stored for one in answers].count(True) == most
             assert [one.full == {path} for one in answers].count(True) == len(came) - most
             assert other in answers[-1].stored
         await pool.execute("TRUNCATE relay.returns")
-        assert set((await returns.keep([large], b"x").wait()).stored) == {large}
+        assert set((await returns.keep("", [large], b"x").wait()).stored) == {large}
         nursery.cancel_scope.cancel()

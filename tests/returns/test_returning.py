@@ -153,7 +153,9 @@ async def complaints(b: Bouncing) -> None:
 
 
 async def forged(b: Bouncing) -> None:
-    """A return path that was not ours is refused; a complaint that names one is nothing."""
+    """A return path that was not ours is refused; a complaint that names one is nothing; and who
+    has a name reports no failure that suppresses.
+    """
     before = await b.suppressed()
     message_id, to, path = await b.send()
     strange = ReturnPaths(DOMAIN, lambda: (b"x" * 32,)).path_of(UUID(message_id))
@@ -164,6 +166,10 @@ async def forged(b: Bouncing) -> None:
     assert await b.comes_back(complaint, f"fbl@{DOMAIN}") == {}
     # Of somebody else by name: it bounced, and nobody is suppressed.
     await b.comes_back(failed("victim@customer.example"), path)
+    await b.becomes(message_id, "bounced")
+    message_id, to, path = await b.send()
+    raw = b"Return-Path: <>\r\n" + failed(to)
+    assert await b.comes_back(raw, path, sender="eve@stranger.example") == {}
     await b.becomes(message_id, "bounced")
     await b.read()
     assert await b.suppressed() == before
