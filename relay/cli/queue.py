@@ -8,6 +8,7 @@ characters escaped.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def show(message_id: str, raw: bool, token: str | None, data_dir: Path, as_json:
     if as_json:
         output.document({**item, "events": events})
         return
-    _show(item)
+    _show(item, events, _held(api, item))
     if events:
         output.say()
         output.table(
@@ -137,7 +138,7 @@ def show(message_id: str, raw: bool, token: str | None, data_dir: Path, as_json:
                 for event in events
             ],
         )
-    peers = {event["attempt"]: _peer(event) for event in events}
+    peers = {event["attempt"]: _peer(event) for event in events if _peer(event)}
     if len(set(peers.values())) > 1:  # else what is said of the last is said of all
         output.say()
         output.table(("attempt", "with"), [(str(n), peer) for n, peer in peers.items()])
@@ -225,15 +226,25 @@ def destinations(domain: str | None, token: str | None, data_dir: Path, as_json:
             (
                 output.line(one["route"]),
                 output.line(one["domain"] or ", ".join(one["domains"])),
-                str(one["window"]),
+                "0" if one["opens_in"] else output.line(one["window"]),
                 output.moment(one["since"]),
-                (output.until(one["until"]), "yellow") if one["until"] else "",
+                (output.until(one["until"]), "yellow" if one["opens_in"] else ""),
                 output.line(_why(one)),
                 output.line(one["reason"]),
             )
             for one in found
         ],
     )
+
+
+def _held_back(one: dict[str, Any]) -> str:
+    since, until = one["since"], one["until"]
+    parts = (
+        *(_why(one), one["reason"]),
+        since and f"since {output.moment(since)}",
+        until and f"until {output.moment(until)}",
+    )
+    return "; ".join(filter(None, parts))
 
 
 def _why(one: dict[str, Any]) -> str:
@@ -280,7 +291,27 @@ def resume(data_dir: Path, as_json: bool) -> None:
     _show_stats(answer, as_json)
 
 
-def _show(item: dict[str, Any]) -> None:
+def _held(api: Api, item: dict[str, Any]) -> dict[str, Any] | None:
+    """What holds back the mail to where a message goes, if it waits; the worst of it."""
+    if item["recipient"] is None or item["status"] not in {"queued", "processing"}:
+        return None
+    domain = item["recipient"].rpartition("@")[2]
+    held: list[dict[str, Any]] = api.get("/api/v1/queue/destinations", domain=domain)
+    return held[0] if held else None
+
+
+def _show(
+    item: dict[str, Any],
+    events: Sequence[dict[str, Any]] = (),
+    held: dict[str, Any] | None = None,
+) -> None:
+    sent_at = item["sent_at"]
+    for one in events:  # what bounced later was sent all the same
+        if one["phase"] == "dot" and one["attempt"] == item["attempts"] and one["code"] == 250:
+            sent_at = one["at"]
+    next_at = item["next_retry_at"]
+    if held is not None and held["opens_in"] and (next_at is None or held["until"] > next_at):
+        next_at = held["until"]
     output.fields(
         [
             ("id", output.line(item["id"])),
@@ -291,9 +322,10 @@ def _show(item: dict[str, Any]) -> None:
             ("priority", output.line(item["priority"])),
             ("attempts", str(item["attempts"])),
             ("made", output.moment(item["created_at"])),
-            ("next", output.moment(item["next_retry_at"])),
+            ("next", output.moment(next_at)),
+            ("held back", "" if held is None else output.line(_held_back(held))),
             ("not after", output.moment(item["not_after"])),
-            ("sent", output.moment(item["sent_at"])),
+            ("sent", output.moment(sent_at)),
             ("peer", _peer(item)),
             ("error", (output.line(item["error"]), "red")),
         ]

@@ -63,6 +63,7 @@ from relay.cli.exits import Failure
 from relay.cli.visit import NotOpened, visit
 from relay.mailboxes.extract import is_action
 
+_REPORTED = frozenset({"bounced", "delayed", "complained"})  # what came back later
 MAX_BODY = 20_000  # characters of a body that an agent is given
 CHECK_TIMEOUT = 60.0  # s; the message is read, and the DNS asked, each within limits
 PARSED_WITHIN = 2.0  # seconds that mail which has just come may take to be parsed
@@ -252,7 +253,12 @@ async def _queue_state(agent: AgentClient, wanted: QueueQuery) -> QueueResult:
     path = f"/api/v1/outbound/{segment(wanted.message_id)}"
     message = await agent.call("GET", path)
     events = await agent.call("GET", f"{path}/events")
-    phases = [f"{event['phase']} {event['code'] or 'without reply'}" for event in events]
+    phases = [
+        f"{one['phase']} later: {one['error']}"
+        if one["phase"] in _REPORTED
+        else f"{one['phase']} {one['code'] or 'without reply'}"
+        for one in events
+    ]
     return QueueResult(
         queue=None, message=Delivery(**_chosen(Delivery, message, "phases"), phases=phases)
     )

@@ -125,9 +125,13 @@ class OutboundMessage(View):
 
 
 class DeliveryEvent(View):
-    """One phase of one delivery; `duration` in seconds, `code` null where no reply came."""
+    """One phase of one delivery, or what was reported of it later; `duration` in seconds, `code`
+    null where no reply came.
+    """
 
-    phase: str
+    phase: Annotated[
+        str, Field(description="of the delivery; or `bounced`, `delayed`, `complained`: reported")
+    ]
     code: int | None
     enhanced: Annotated[
         str | None, Field(description="the enhanced status code, of what decided the attempt")
@@ -357,6 +361,7 @@ def register(api: Api) -> None:
             Access.SCOPE,
             (Answer(200, "the phases", list[DeliveryEvent]), _NONE),
             scope="send",
+            details="What came back of it stands behind the attempt that had sent it, for 30 days.",
         ),
     )
     async def events(call: Call, message_id: str) -> Response:

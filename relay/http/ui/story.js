@@ -15,15 +15,15 @@ const WIDE = "(min-width: 80rem)"; // there is room for what was sent beside the
 export async function showStory(place, page, id, { wanted, refresh, back }) {
   const path = `outbound/${part(id)}`;
   const [message, events] = await Promise.all([page.get(path), page.get(`${path}/events`)]);
-  const gate = ["queued", "processing"].includes(message.status) ? await gateOf(message, page) : null;
+  const held = ["queued", "processing"].includes(message.status) ? await heldOf(message, page) : null;
   if (!wanted()) return;
-  const shown = JSON.stringify([message, events, back, gate, message.next_retry_at && Date.parse(message.next_retry_at) > clock.now()]);
+  const shown = JSON.stringify([message, events, back, held && heldBack(held), dueAt(message, held)]);
   if (place.dataset.shown === shown && place.childElementCount) return; // what has the focus keeps it
   place.dataset.shown = shown;
   const trouble = problem();
   const facts = [
     [t("Status"), named(message.status), `status ${message.status}`], [t("From"), whose(message.sender)], [t("To"), whose(message.recipient)], [t("Priority"), named(message.priority)], [t("Attempts"), message.attempts],
-    [t("Queued"), when(message.created_at)], [t("Next attempt"), message.status === "queued" ? dueAt(message.next_retry_at) : null], [t("Held back"), gate], [t("Sent"), when(message.sent_at)], [t("Error"), message.error && inWords(message.error), "", message.error && !spoken(message.error)], [t("Id"), message.id],
+    [t("Queued"), when(message.created_at)], [t("Next attempt"), dueAt(message, held)], [t("Held back"), held && heldBack(held)], [t("Sent"), when(message.sent_at)], [t("Error"), message.error && inWords(message.error), "", message.error && !spoken(message.error)], [t("Id"), message.id],
   ];
   // Its bytes are the same at every attempt: what was opened stays open while the story goes on.
   const kept = place.querySelector(`#story-sent[data-of="${id}"]`);
@@ -41,36 +41,39 @@ export async function showStory(place, page, id, { wanted, refresh, back }) {
       h("a.close", { href: back, text: t("Close") })),
     h("div.head",
       title, trouble,
-      h("dl", facts.filter(([, value]) => value !== null && value !== "").map(([name, value, kind, foreign]) => [h("dt", name), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
+      h("dl", facts.filter(([, value]) => value || value === 0).map(([name, value, kind, foreign]) => [h("dt", name), h("dd", { class: kind ?? "", lang: foreign ? "en" : language, text: String(value) })]).flat())),
     h("div.told",
-      section(t("Attempts"), h("h3", t("Attempts")), events.length ? timeLine(events, message) : h("p.small", t("None yet."))),
+      section(t("Attempts"), h("h3", t("Attempts")), events.length ? timeLine(events, message) : h("p.small", t("None has ended yet."))),
       kept ?? sentOf(path, message, page)),
   ];
   keepFocus(place, () => place.replaceChildren(...parts), () => title);
 }
 
-const dueAt = (at) => (at && Date.parse(at) > clock.now() ? when(at) : t("due"));
+function dueAt({ status, next_retry_at: at }, held) {
+  if (status !== "queued") return null;
+  const next = Math.max(Date.parse(at) || 0, held?.opens_in ? Date.parse(held.until) : 0);
+  return next > clock.now() ? when(next) : t("due");
+}
 
 // Why mail is held back, as `queue/destinations` tells it, since when and until when.
 export const heldBack = (one) => dotted([inWords(one.says), one.rule, inWords(one.reason ?? ""), one.since && t("since {0}", when(one.since)), one.until && t("until {0}", when(one.until))]);
 
-async function gateOf({ recipient }, page) {
-  if (!recipient) return null; // another owner's
-  const [one] = await page.get(`queue/destinations${query({ domain: recipient.slice(recipient.lastIndexOf("@") + 1) })}`);
-  return one ? heldBack(one) : null;
-}
+// The worst that its mail waits for, if any; of another owner's message nobody knows where it goes.
+const heldOf = async ({ recipient }, page) => recipient && (await page.get(`queue/destinations${query({ domain: recipient.slice(recipient.lastIndexOf("@") + 1) })}`))[0];
 
 // Each attempt with its phases: how long each took is a bar, all of one scale.
 // The return path that was said may be one of its own (BOUNCE_DOMAIN), which is not kept.
 function timeLine(events, { recipient }) {
-  const says = { tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: "MAIL FROM", rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "<CRLF>.<CRLF>" };
+  const says = { connect: "connect", tls: "TLS", ehlo: "EHLO", auth: "AUTH", mail: "MAIL FROM", rcpt: `RCPT TO:<${recipient ?? "…"}>`, data: "DATA", dot: "<CRLF>.<CRLF>" };
   const attempts = new Map();
   for (const one of events) attempts.set(one.attempt, [...(attempts.get(one.attempt) ?? []), one]);
   const most = Math.max(...events.map((one) => one.duration ?? 0), 0.001);
-  return h("ol.attempts", [...attempts].map(([attempt, phases]) => {
+  const reported = ({ phase }) => !says[phase]; // bounced, delayed, complained: said later
+  return h("ol.attempts", [...attempts].flatMap(([attempt, all]) => {
+    const phases = all.filter((one) => !reported(one));
     const bad = phases.some(failed);
     const took = phases.reduce((sum, one) => sum + (one.duration ?? 0), 0);
-    return h("li", { class: bad ? "bad" : "good" },
+    return [phases.length ? h("li", { class: bad ? "bad" : "good" },
       h("p", h("strong", t("Attempt {0}", attempt)), ` ${when(phases[0].at)} `, h("span.small", lasting(took))),
       phases[0].peer ? h("p.small", `${phases[0].peer} · ${phases[0].tls ?? t("without TLS")}`) : "",
       h("ol.phases", phases.map((one) => {
@@ -79,9 +82,9 @@ function timeLine(events, { recipient }) {
         const bar = h("span.took", { "aria-hidden": "true" });
         bar.style.width = `${Math.max(2, (100 * (one.duration ?? 0)) / most)}%`;
         return h("li", { class: echo ? "echo" : failed(one) ? "bad" : "good" },
-          h("span.phase", { dir: "ltr", text: says[one.phase] ?? one.phase }), h("b", [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ")), h("span.track", bar), h("small", lasting(one.duration)),
+          h("span.phase", { dir: "ltr", text: says[one.phase] }), h("b", [one.code ?? t("no reply"), one.enhanced].filter(Boolean).join(" ")), h("span.track", bar), h("small", lasting(one.duration)),
           one.error ?? one.reply ? saidOf(one) : "");
-      })));
+      }))) : "", ...all.filter(reported).map((one) => h("li.bad", h("p", h("strong", named(one.phase)), ` ${when(one.at)}`), saidOf(one)))];
   }));
 }
 

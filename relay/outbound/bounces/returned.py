@@ -161,8 +161,9 @@ _APPLY = f"""
                enhanced, error, steps, peer, tls, reply
         FROM gone
     ), logged AS (
-        INSERT INTO relay.outbound_log (id, claimed_at, token, attempt, status, enhanced, error)
-        SELECT id, claimed_at, token + 1, attempt, 'bounced', %(enhanced)s, %(error)s
+        INSERT INTO relay.outbound_log (id, claimed_at, token, attempt, status, enhanced, error,
+                                        peer, tls)
+        SELECT id, claimed_at, token + 1, attempt, 'bounced', %(enhanced)s, %(error)s, peer, tls
         FROM gone
     ), about AS (
         SELECT id, attempt FROM gone
@@ -260,7 +261,9 @@ class Returned:
         if about.state in {State.PROCESSING, State.QUEUED}:
             return None
         next_state(State.SENT, Cause.RETURNED)  # the law has it; the statement says the same
-        words = " ".join(filter(None, (finding.enhanced, finding.error)))
+        words, enhanced = finding.error, finding.enhanced
+        if enhanced and enhanced not in words.split():  # receivers mostly say it themselves
+            words = f"{enhanced} {words}".rstrip()
         error = redact(words, self._key, [about.recipient]) or "the receiver gave no reason"
         row = await self._pool.fetch_row(
             _APPLY,

@@ -127,8 +127,16 @@ async def test_what_is_reported_becomes_the_truth_once(upstream: Upstream):
         f"/api/v1/outbound/{message_id}", headers=upstream.house.admin
     )
     assert entry.json()["status"] == "bounced"
-    assert entry.json()["error"].startswith("5.1.1 550")
+    assert entry.json()["error"].startswith("550 5.1.1 <")  # which says its code itself
     assert ADA not in entry.json()["error"]
+    events = await upstream.house.client.get(
+        f"/api/v1/outbound/{message_id}/events", headers=upstream.house.admin
+    )
+    later = [(one["attempt"], one["phase"], one["enhanced"], one["error"]) for one in events.json()]
+    assert later[-2:] == [
+        (1, "delayed", "4.4.1", later[-2][3]), (1, "bounced", "5.1.1", entry.json()["error"]),
+    ]  # fmt: skip
+    assert all(one["at"] for one in events.json())
     assert await upstream.suppressed() == {ADA: "bounced"}
     assert await upstream.told() == ["message.delayed", "message.bounced"]
 
