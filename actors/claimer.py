@@ -379,12 +379,21 @@ class _Claimer:
             by_gate = self._gates.allowance(lane, now)
             if not self._limited or by_gate == 0:
                 return by_gate
-            by_rate = self._meter.share(self._keys(lane, domain), owner)
+            keys = self._keys(lane, domain)
+            by_rate = self._meter.share(keys, owner)
+            if by_rate == 0:
+                self._note_limit(keys, owner, domain, now)
             if by_gate is None or by_rate is None:
                 return by_rate if by_gate is None else by_gate
             return min(by_gate, by_rate)
 
         return allowance
+
+    def _note_limit(self, keys: tuple[str, ...], owner: UUID, domain: str, now: float) -> None:
+        """Note what rate holds back a lane, if any has nothing left."""
+        short = self._meter.short(keys)
+        if short is not None:
+            self._traffic.reached(short, owner.int, domain, now)
 
     # Handing over ---------------------------------------------------------------------------------
 
@@ -491,6 +500,7 @@ class _Claimer:
                 continue
             wait = max(self._meter.wait(keys, now), 0.05)
             over.append(Settled(message.id, message.fence, Cause.RELEASED, delay=wait))
+            self._note_limit(keys, message.owner, message.domain, now)
             due_at = self._instant(now + wait)
             self._book.wake(message.due_lane(due_at))
         if over:

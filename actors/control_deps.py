@@ -57,6 +57,7 @@ from relay.outbound.bounces.notified import Notified
 from relay.outbound.pacing.gates import Gates
 from relay.outbound.pacing.held_back import Standing
 from relay.outbound.routing.senders import LOOP, Senders
+from relay.outbound.shaping.destinations import destinations as told
 from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signing.dkim_keys import DkimKeys
 from relay.outbound.signing.signer import Signer
@@ -127,10 +128,8 @@ def control_deps(
     judge = Judge(resolver, receiver=store.domains[0])
 
     def destinations(owner: UUID | None, domain: str | None) -> Sequence[Standing]:
-        now = trio.current_time()
         whose = None if owner is None else owner.int
-        held = gates.statistics(now, whose, domain)
-        return [*held, *traffic.statistics(now, whose, domain)]
+        return told(gates, traffic, trio.current_time(), whose, domain)
 
     async def takes(address: str) -> bool:
         return await store.find(address, Credential(administrator=True)) is not None

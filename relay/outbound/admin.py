@@ -475,30 +475,26 @@ class QueueAdmin:
             raise Bug("an aggregate without a row")
         return Stats(*row)
 
-    async def traffic(self) -> list[Traffic]:
+    async def traffic(self, owner: UUID | None = None) -> list[Traffic]:
         """What waits for each destination, and what finished there in the last hour; most first.
 
-        Of the unfinished and of the newest finished `COUNTED` each; `GROUPS` destinations at most.
+        Of the unfinished and of the newest finished `COUNTED` each, or of the newest `COUNTED` of
+        `owner`; `GROUPS` destinations at most.
         """
+        one = _UNFINISHED_OR_LATELY if owner is None else _UNFINISHED_OR_LATELY_OF
         rows = await self._pool.fetch(
             f"""
             SELECT l.domain, count(*) FILTER (WHERE one.status IS NULL),
                    count(*) FILTER (WHERE one.status = 'sent'),
                    count(*) FILTER (WHERE one.status = 'failed'),
                    count(*) FILTER (WHERE one.status = 'bounced')
-            FROM (SELECT * FROM (SELECT id, NULL AS status FROM relay.outbound_due
-                                 LIMIT {COUNTED}) d
-                  UNION ALL
-                  SELECT g.id, g.status
-                  FROM (SELECT id, status, finished_at FROM relay.outbound_log
-                        ORDER BY id DESC
-                        LIMIT {COUNTED}) g
-                  WHERE g.finished_at > now() - interval '1 hour') one
+            FROM ({one}) one
             JOIN relay.outbound_letters l ON l.id = one.id
             GROUP BY l.domain
             ORDER BY count(*) DESC, l.domain
             LIMIT {GROUPS}
             """,  # noqa: S608 - constants of this module only
+            {"owner": owner},
             timeout=_FLUSH_TIMEOUT,
         )
         return [Traffic(*row) for row in rows]
@@ -679,7 +675,8 @@ class QueueAdmin:
         self, message_id: UUID, owner: UUID | None = None
     ) -> list[dict[str, Any]] | None:
         """What happened in each delivery, oldest first: `{attempt, phase, code, at, duration,
-        enhanced, error, reply, peer, tls}`.
+        enhanced, error, reply, peer, tls}`; and behind an attempt what was reported of it later,
+        of which `phase` is the kind (`relay.returns.law.Kind`), as long as reports are kept.
 
         What decided an attempt has its enhanced status code and its error or reply, redacted; where
         no reply decided it, it stands behind those that came, without a code.  None when there is
@@ -715,7 +712,20 @@ class QueueAdmin:
                 steps.append(decided)
             decided |= {"enhanced": enhanced, "error": error, "reply": reply}
             found += [{"attempt": attempt, **one, "peer": peer, "tls": tls} for one in steps]
-        return found
+        reports = await self._pool.fetch(
+            """
+            SELECT attempt, kind, created_at, enhanced, error
+            FROM relay.outbound_reports
+            WHERE message_id = %s
+            ORDER BY created_at
+            """,
+            (message_id,),
+        )
+        for attempt, kind, at, enhanced, error in reports:
+            came = dict.fromkeys(("code", "duration", "reply", "peer", "tls"))
+            came |= {"attempt": attempt, "phase": kind, "at": at, "enhanced": enhanced}
+            found.append({**came, "error": error})
+        return sorted(found, key=lambda one: one["attempt"])  # and as they are, otherwise
 
 
 _STATE = """
@@ -761,6 +771,22 @@ _OF_LETTER = """
     AND (%(tag)s::text IS NULL OR %(tag)s = (SELECT c.tag FROM relay.outbound_contents c
                                              WHERE c.id = l.content_id))
     """
+
+_UNFINISHED_OR_LATELY = f"""
+    SELECT * FROM (SELECT id, NULL AS status FROM relay.outbound_due LIMIT {COUNTED}) d
+    UNION ALL
+    SELECT g.id, g.status
+    FROM (SELECT id, status, finished_at FROM relay.outbound_log ORDER BY id DESC
+          LIMIT {COUNTED}) g
+    WHERE g.finished_at > now() - interval '1 hour'
+    """  # noqa: S608 - a constant of this module
+_UNFINISHED_OR_LATELY_OF = f"""
+    SELECT k.id, g.status
+    FROM (SELECT l.id FROM relay.outbound_letters l WHERE l.owner = %(owner)s ORDER BY l.id DESC
+          LIMIT {COUNTED}) k
+    LEFT JOIN relay.outbound_log g ON g.id = k.id
+    WHERE g.id IS NULL OR g.finished_at > now() - interval '1 hour'
+    """  # noqa: S608 - a constant of this module
 
 # The state of what is unfinished, as `relay.outbound_messages` shows it.
 _STATE_OF_DUE = """CASE WHEN d.held_until IS NOT NULL THEN 'processing'

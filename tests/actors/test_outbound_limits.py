@@ -18,6 +18,7 @@ from relay.lifecycle.budget import Budget
 from relay.lifecycle.budget_store import lease
 from relay.outbound.pacing.shared_rates import SharedRates
 from relay.outbound.routing.senders import Senders
+from relay.outbound.shaping.traffic import Traffic
 from tests.eventually import eventually
 from tests.outbound.node import put
 from tests.outbound.running import running_outbound
@@ -194,3 +195,23 @@ async def test_what_a_lease_did_not_need_is_put_back(pool: Pool):
     row = await pool.fetch_row(state)
     assert row == (0, granted.granted)
     assert granted.wait > 0
+
+
+async def test_of_mail_that_waits_for_a_rate_it_is_known_for_which(pool: Pool):
+    """The kind of its key says where the limit stands; for its owner alone."""
+    traffic = Traffic()
+    rates = SharedRates(pool, domain=0.5)
+    await put(pool, *to("slow.example", 4))
+    async with (
+        running_sink() as sink,
+        running_outbound(
+            pool, sink.url, rates=rates, traffic=traffic, sweep_every=0.1, drain=False
+        ),
+    ):
+        (one,) = await eventually(
+            lambda: traffic.limited(trio.current_time(), ADMINISTRATOR_ID.int, "slow.example"),
+            "what waits is told of",
+            until=bool,
+        )
+        assert one.reason == "RELAY_OUTBOUND__DOMAIN_RATE/relay.outbound_rates"
+        assert traffic.limited(trio.current_time(), 77) == []

@@ -198,7 +198,7 @@ NAMES = {
     "queued", "held", "sent", "failed", "bounced", "cancelled", "high", "normal", "bulk",
     "retry", "hold", "cancel", "restart", "pause", "resume", "sweep", "report",
     "starting", "running", "paused", "draining", "stopped", "error", "warning", "note",
-    "manual", "complained", "unsubscribed", "default", "file", "environment",
+    "manual", "complained", "delayed", "unsubscribed", "default", "file", "environment",
 }  # fmt: skip
 """What the relay names by a word that the page says as it stands: states, verbs, kinds."""
 RECORDS = {

@@ -143,11 +143,14 @@ def concerns(deps: Deps, queue: Stats | None) -> Iterator[dict[str, Any]]:
             "warning", f"{_count(queue.held, 'message')} held until somebody decides.", "queue",
             "held", "relay queue list --status held",
         )  # fmt: skip
-    shut = [one for one in deps.destinations(None, None) if one.opens_in > 0]
-    if shut:
-        yield _concern("warning", f"{_count(len(shut), 'destination')} held back: "
-                       "it refuses or does not answer.", "queue",
-                       "overview", "relay queue flush")  # fmt: skip
+    held = deps.destinations(None, None)
+    refuse = [one for one in held if one.refuses]
+    if refuse:
+        yield _concern(
+            "warning",
+            f"Destinations held back: {len(held)}, of which {len(refuse)} refusing or silent.",
+            *("queue", "overview", "relay queue destinations"),
+        )
     finished = sum(queue.finished.values())
     unlucky = queue.finished.get("bounced", 0) + queue.finished.get("failed", 0)
     if unlucky * 20 > finished:

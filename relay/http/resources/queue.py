@@ -38,7 +38,15 @@ from relay.http.operations import (
 from relay.http.resources.outbound import Meant
 from relay.http.routing import Api
 from relay.outbound.admin import Traffic, Wanted
-from relay.outbound.pacing.held_back import SAYS, Standing, Why
+from relay.outbound.pacing.held_back import (
+    MOST_DOMAINS,
+    SAYS,
+    Standing,
+    Why,
+    a_minute,
+    connections,
+)
+from relay.outbound.shaping.destinations import by_domain
 from relay.outbound.shaping.rules import Limits
 from relay.times import rfc3339
 
@@ -99,7 +107,7 @@ class Destination(View):
 
     route: str
     domain: str | None
-    window: Annotated[int, Field(description="deliveries at once")]
+    window: Annotated[int | None, Field(description="deliveries at once; null: as many as ever")]
     busy: int
     strikes: int
     opens_in: float
@@ -112,7 +120,9 @@ class Destination(View):
     since: Annotated[Instant | None, Field(description="since when; null: nobody has noted that")]
     until: Annotated[
         Instant | None,
-        Field(description="nothing goes before; null: what `window` says does"),
+        Field(
+            description="when it is over by itself; where `opens_in` is not 0, nothing goes before"
+        ),
     ]
     reason: Annotated[
         str | None,
@@ -136,12 +146,18 @@ class DomainTraffic(View):
     """
 
     domain: str
+    held: Annotated[
+        Destination | None, Field(description="what holds back everybody's mail to it, here")
+    ]
     unfinished: int
     sent: int
     failed: int
     bounced: int
     most_per_minute: Annotated[float | None, Field(description="messages, of all nodes together")]
     most_connections: Annotated[int | None, Field(description="at once, of one node")]
+    limits: Annotated[
+        str | None, Field(description="both in words, but what `held` gives as the reason")
+    ]
 
 
 def register(api: Api) -> None:
@@ -165,7 +181,7 @@ def register(api: Api) -> None:
     )
     async def destinations(call: Call) -> Response:
         query: DestinationsQuery = call.query
-        owner = None if call.caller.allows("admin") else call.caller.owner_id
+        owner = _owner(call)
         domain = None if query.domain is None else query.domain.lower()
         now = utc_now()
         return json_response([_told(one, now) for one in api.deps.destinations(owner, domain)])
@@ -179,15 +195,24 @@ def register(api: Api) -> None:
             "queue",
             Access.SCOPE,
             (Answer(200, "the busiest first, 100 at most", list[DomainTraffic]),),
-            scope="admin",
+            scope="send",
             details="Of all nodes: of 10,000 that are unfinished, and of the newest 10,000 that "
-            "finished what did so in the last hour.",
+            "finished what did so in the last hour; for a key without `admin` of its owner's "
+            "newest 10,000.",
         ),
     )
     async def traffic(call: Call) -> Response:
-        found = await admin.traffic()
+        owner = _owner(call)
+        found = await admin.traffic(owner)
+        now = utc_now()
+        held = by_domain(api.deps.destinations(owner, None))
         limits = api.deps.limits_of({one.domain for one in found})
-        return json_response([_with(one, limits.get(one.domain, Limits())) for one in found])
+        return json_response(
+            [
+                _with(one, limits.get(one.domain, Limits()), held.get(one.domain), now)
+                for one in found
+            ]
+        )
 
     @api.add(
         "GET",
@@ -275,8 +300,13 @@ def register(api: Api) -> None:
         return json_response({"count": count})
 
 
+def _owner(call: Call) -> UUID | None:
+    """Whose mail is told of; None: everybody's."""
+    return None if call.caller.allows("admin") else call.caller.owner_id
+
+
 def _told(one: Standing, now: datetime) -> dict[str, Any]:
-    held_for = one.held_for
+    held_for, ends = one.held_for, one.opens_in or one.ends_in
     return {
         "route": one.route,
         "domain": one.domain,
@@ -287,18 +317,23 @@ def _told(one: Standing, now: datetime) -> dict[str, Any]:
         "why": one.why,
         "says": SAYS[one.why],
         "since": None if held_for is None else rfc3339(now - timedelta(seconds=held_for)),
-        "until": rfc3339(now + timedelta(seconds=one.opens_in)) if one.opens_in else None,
+        "until": rfc3339(now + timedelta(seconds=ends)) if ends else None,
         "reason": one.reason,
         "rule": one.rule,
         "owner": str(UUID(int=one.owner)) if isinstance(one.owner, int) else None,
-        "domains": list(one.domains),
+        "domains": list(one.domains[:MOST_DOMAINS]),
     }
 
 
-def _with(one: Traffic, limits: Limits) -> dict[str, Any]:
+def _with(one: Traffic, limits: Limits, held: Standing | None, now: datetime) -> dict[str, Any]:
     rate = None if limits.rate is None else round(60 * limits.rate.rate, 3)
+    words = [] if limits.rate is None else [a_minute(limits.rate.rate)]
+    words += [] if limits.connections is None else [connections(limits.connections)]
+    told = [] if held is None else (held.reason or "").split("; ")
     return {
         **asdict(one),
+        "held": None if held is None else _told(held, now),
         "most_per_minute": rate,
         "most_connections": limits.connections,
+        "limits": "; ".join(word for word in words if word not in told) or None,
     }

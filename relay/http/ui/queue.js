@@ -9,7 +9,7 @@
 // boxes, or by x where the keyboard is, for what may be done with them.
 
 import { clock, part, query, Refused, send } from "./calls.js";
-import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, narrowing, number, Pages, problem, say, section, since, Table, tenths, titled, when, whose } from "./dom.js";
+import { arrange, button, doing, dotted, fill, filled, h, input, keepFocus, labelled, lasting, narrowing, number, Pages, problem, say, section, since, Table, titled, when, whose } from "./dom.js";
 import { asking, submitting } from "./dialogs.js";
 import { makeFailures, messages } from "./failures.js";
 import { inTerminal } from "./hello.js";
@@ -43,7 +43,6 @@ const SAYS = {
 };
 const FAILURES = 10000; // ms between two looks at the groups: they count thousands
 const EVERY = 2000; // ms
-const COUNTED = 10_000; // of the last hour, that are told of by destination
 const PAGE = 50; // rows
 
 export function open(place, page) {
@@ -123,7 +122,7 @@ class Queue {
       this.scroller, this.chosen);
     this.story = h("article", { id: "story", "aria-labelledby": "story-title", hidden: true });
     this.overview = h("div.overview", h("a.back", { href: "#/queue", text: t("‹ States") }),
-      makeCharts(page), page.may("admin") ? makeState(page) : "", makeSuppressions(page));
+      makeState(page), makeSuppressions(page));
     const reader = h("section.reader", { ariaLabel: t("The story") }, this.story, this.overview);
     addEventListener("keydown", (pressed) => this.press(pressed), { signal: page.signal });
     addEventListener("pagehide", () => places.keep(this.href(), { top: this.scroller.scrollTop, far: this.rows.size }), { signal: page.signal });
@@ -378,6 +377,8 @@ function fillRow(row, one, href) {
   say(time, since(one.created_at));
 }
 
+const nameOf = (page) => (page.may("admin") ? t("The whole queue") : t("Your queue"));
+
 // The states, with how many are in each
 
 function makeRail(page) {
@@ -390,7 +391,7 @@ function makeRail(page) {
   };
   const states = h("ul", { id: "states", ariaLabel: t("States") }, STATES.map((key) => entry(key, LISTS[key])));
   const trouble = problem();
-  const body = h("div.scroller", states, h("ul", entry("failures", LISTS.failures), entry("overview", t("The whole queue"))));
+  const body = h("div.scroller", states, h("ul", entry("failures", LISTS.failures), entry("overview", nameOf(page))));
   const element = h("section.rail", { ariaLabel: t("States of the queue") }, body);
   // How many its list shows; "+": more than are counted.
   const tally = async () => {
@@ -426,27 +427,19 @@ function makeRail(page) {
   return { element, mark, narrow, refresh };
 }
 
-// The last day: of all relays for the administrator, else of one's own mail, which nobody counts as it
-// waits
-
-function makeCharts(page) {
-  const outage = problem();
-  const all = page.may("admin");
-  const plots = new Plots(all ? ["sent", "errors", "waiting", "age"] : ["sent", "errors"], 24);
-  page.every(EVERY, () => plots.past(page.get), outage); // at once, though another list may be seen first
-  return section(t("The last day"), h("div.bar", h("h2", t("The last day")), h("span.space"), plots.spans), plots.element,
-    all ? "" : h("p.small", t("Of your own mail: the newest 10,000 messages. How much of it waited nobody has kept.")), outage);
-}
-
-// The whole queue, for the administrator
+// The last day, and the whole queue: of all relays for the administrator, else of one's own mail, which
+// nobody counts as it waits
 
 function makeState(page) {
+  const all = page.may("admin");
+  const plots = new Plots(["sent", "errors", ...(all ? ["waiting", "age"] : [])], 24);
   const outage = problem(); // of a look
   let looked = 0; // ms: at the destinations, which counts thousands
   const counts = h("p.facts", { id: "queue-state" });
-  const routes = h("datalist", { id: "routes" });
-  const held = new Table(t("Destinations: what is unfinished, what went in the last hour, and the gates of this node"), { destination: t("Destination"), unfinished: t("Unfinished"), went: t("Sent"), lost: t("Failed"), returned: t("Bounced") }, { none: t("No mail."), id: "destinations" });
+  const table = new Table(t("Destinations: unfinished, ended within the hour, held back by this node"), { destination: t("Destination"), unfinished: t("Unfinished"), went: t("Sent"), lost: t("Failed"), returned: t("Bounced") }, { none: t("No mail."), id: "destinations" });
   const show = (queue) => {
+    plots.each.waiting.push(queue.queued);
+    plots.each.age.push(queue.oldest_due_seconds ?? 0);
     const each = (counted) => Object.entries(counted).map(([name, count]) => `${number(count)} ${named(name)}`).join(", ") || t("nothing");
     say(counts, dotted([
       queue.paused ? t("Paused") : "",
@@ -456,32 +449,32 @@ function makeState(page) {
     ]));
   };
   page.every(EVERY, async () => {
-    await learn("queue");
-    show(await page.get("queue"));
+    await Promise.all([learn("queue"), plots.past(page.get)]); // though another list may be seen first
+    if (all) show(await page.get("queue"));
     if (Date.now() - looked < FAILURES) return;
     looked = Date.now();
     const [gates, busy] = await Promise.all(["destinations", "traffic"].map((what) => page.get(`queue/${what}`)));
-    // Those that are held back come first, with what moves there.
-    const shown = [...gates.map((gate) => ({ ...busy.find(({ domain }) => domain === gate.domain), ...gate })), ...busy.filter(({ domain }) => !gates.some((gate) => gate.domain === domain))];
-    routes.replaceChildren(...[...new Set(["default", ...gates.map(({ route }) => route)])].map((value) => h("option", { value })));
-    // Of more than that the relay counts the newest alone, which went in less than the hour.
-    const hour = busy.reduce((sum, one) => sum + one.sent + one.failed + one.bounced, 0) < COUNTED;
-    held.show(shown, (one) => [one.route, one.domain, one.owner].join(" "), (row, one) => {
-      const pace = hour && one.sent ? `${one.sent < 6 ? `<${tenths(0.1)}` : tenths(one.sent / 60)}/min` : "";
-      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count, at) => (count === undefined ? "" : dotted([number(count), at === 1 && pace])))]);
-      const gate = one.route ? [one.route === "default" ? "" : one.route, one.owner, heldBack(one), t("{0} at once", number(one.window))] : [];
-      gate.push(one.most_per_minute && t("at most {0}/min", one.most_per_minute), one.most_connections && t("{0} connections at most", one.most_connections));
-      say(row.cells[0].lastChild, dotted(gate));
-      row.cells[0].lastChild.classList.toggle("held", Boolean(one.opens_in));
-    }, (row, one) => row.cells[0].append(one.domain ?? (one.domains.join(", ") || t("(the whole route)")), h("div.small")));
+    // Those that are held back come first.
+    const rest = gates.filter(({ owner, domain, domains }) => owner || !busy.some((one) => one.held && [domain, ...domains].includes(one.domain)));
+    const shown = [...busy.filter((one) => one.held), ...rest.map((held) => ({ held })), ...busy.filter((one) => !one.held)];
+    const name = ({ domain, held }) => domain ?? held.domain ?? (held.domains.join(", ") || t("(the whole route)"));
+    table.show(shown, (one) => one.domain ?? [one.held.route, name(one), one.held.owner].join(" "), (row, one) => {
+      const { held, limits } = one;
+      fill(row, [undefined, ...[one.unfinished, one.sent, one.failed, one.bounced].map((count) => (count === undefined ? "" : number(count)))]);
+      say(row.cells[0].lastChild, dotted([...(held ? [held.route === "default" ? "" : held.route, held.owner, heldBack(held), held.window && !held.opens_in && t("{0} at once", number(held.window))] : []), limits && inWords(limits)]));
+      row.cells[0].lastChild.classList.toggle("held", Boolean(held?.opens_in));
+    }, (row, one) => row.cells[0].append(name(one), h("div.small")));
   }, outage);
   const form = h("form", { onsubmit: doing(outage, () => {
     const [domain, route] = ["domain", "route"].map((name) => form.elements[name].value.trim());
     return flush(page, { domain, route }, (text) => say(done, text));
   }) }, labelled(t("Deferred mail to"), input("domain", { placeholder: t("any domain") })),
-    labelled(t("By the route"), input("route", { placeholder: t("any route"), list: "routes" })), routes, h("button", t("Try it now")));
+    labelled(t("By the route"), input("route", { placeholder: t("any route") })), h("button", t("Try it now")));
   const done = h("p.small", { role: "status" });
-  return section(t("The whole queue"), h("h2", t("The whole queue")), counts, outage, form, done, held.element);
+  return [
+    section(t("The last day"), h("div.bar", h("h2", t("The last day")), h("span.space"), plots.spans), plots.element),
+    section(nameOf(page), h("h2", nameOf(page)), outage, all ? [counts, form, done] : "", table.element),
+  ];
 }
 
 // Suppressions

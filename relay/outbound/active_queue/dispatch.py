@@ -209,6 +209,7 @@ class Line(Generic[J, W]):
         "heard_at",
         "is_site",
         "key",
+        "longest",
         "moved_at",
         "opened",
         "ready",
@@ -253,6 +254,8 @@ class Line(Generic[J, W]):
         """Jobs that will be put in, and are being prepared."""
         self.seconds = 0.0
         """How long a delivery takes, as it was lately; 0: not known."""
+        self.longest: tuple[str, float] | None = None
+        """What a delivery that took long waited for most, last, and how long."""
         self.moved_at = -math.inf
         """When a delivery ended last, or the first began."""
         self.ready = False  # stands in the round
@@ -668,6 +671,14 @@ class Dispatch(Generic[J, W]):
         most = self._may_have(line, self.full, now)
         ahead = math.ceil(most * AHEAD / line.seconds)
         return max(min(most + ahead, self.places - 1), 1)
+
+    def may_have(self, line: Line[J, W], now: float) -> int:
+        """How many connections a line may have at most."""
+        return self._may_have(line, self.full, now)
+
+    def waiting(self) -> Iterator[Line[J, W]]:
+        """The lines in which something waits."""
+        return (line for line in self._round if line.waits)
 
     def _may_have(self, line: Line[J, W], width: int, now: float) -> int:
         """How many connections a line may have at a width: no more than the gate of its route lets

@@ -37,9 +37,11 @@ what becomes of the mail behind it, is decided here.  Pure: instants are handed 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Protocol
 
 from prometheus_client import Counter
@@ -49,7 +51,7 @@ from relay.metrics import registry
 from relay.outbound.active_queue.dispatch import Dispatch, Line, Place
 from relay.outbound.active_queue.jobs import Job
 from relay.outbound.pacing.gates import ANY_ROUTE, Gate, GateKey, Gates
-from relay.outbound.pacing.held_back import OPENING, Why, why_of
+from relay.outbound.pacing.held_back import OPENING, Why, awaited, takes, why_of
 from relay.outbound.shaping.echoes import without
 from relay.outbound.shaping.rules import Asks
 from relay.outbound.shaping.traffic import SUSPENDED, Learned, Receiver, Traffic, receiver_of
@@ -66,6 +68,8 @@ _GREYLISTED = re.compile(r"gr[ea]y-?list", re.IGNORECASE)
 _SUSPENDED_WAIT = 5.0  # s
 _WAIT_FOR_LATE = 1  # messages to one domain
 _NO_ANSWER = "no answer"
+_NOTED_EVERY = 0.5  # s; what waits for a limit of a receiver's
+_NOTED = 64  # jobs of a line
 
 LOOKING_UP = ("mx", "dns")
 """Instead of a route, in the gates before domains whose servers are looked up."""
@@ -121,6 +125,7 @@ class Gatekeeper:
         self.begun: Mapping[Place[Job, Any], Job] = {}
         """What is on a connection, or opens one: its `Workers` have put it here."""
         self._turned_away: deque[Gate] = deque()  # shut while no more deliveries may stand aside
+        self._noted_at = -math.inf
         self._slow_away: dict[Gate, None] = {}  # while no more may wait for slow sites; first first
 
     # Letting through ------------------------------------------------------------------------------
@@ -225,6 +230,10 @@ class Gatekeeper:
         """Hold no more of what goes to a slow site than it has use for: it fills the room for what
         others have due."""
         gate.bound(self._dispatch.worth_holding(line, now), now, Why.SLOW)
+        gate.at_once = self._dispatch.may_have(line, now)
+        if line.longest is not None:
+            phase, seconds = line.longest
+            gate.takes_long(takes(Phase(phase), seconds))
 
     def _no_room_for(self, gate: Gate, job: Job, now: float) -> None:
         """Give back what cannot begin, and claim no more of it before something could."""
@@ -250,13 +259,15 @@ class Gatekeeper:
         """Learn of the route and of the destination from an outcome; True if more may begin now."""
         if outcome.verdict is Verdict.DELIVERED:
             line.took(now - began_at)
+            if line.is_slow:
+                line.longest = _longest(outcome, began_at, now)
         else:
             if outcome.code is not None:
                 if self._traffic is not None:
                     self._heed(self._traffic, line, job, outcome, now)
                 self._judge(line, job, outcome)
             if _is_trouble(outcome):
-                self._trouble(line, job, outcome, now)
+                self._trouble(line, job, outcome, began_at, now)
                 return False
         # It answered, whatever it said.
         more = self._dispatch.answered_well(line, job.domain, now)
@@ -273,7 +284,9 @@ class Gatekeeper:
                     self._bound_claims(line, gate, now)
         return more
 
-    def _trouble(self, line: Line[Job, Any], job: Job, outcome: Outcome, now: float) -> None:
+    def _trouble(
+        self, line: Line[Job, Any], job: Job, outcome: Outcome, began_at: float, now: float
+    ) -> None:
         opening = outcome.phase in OPENING
         if outcome.code is not None and not (opening or outcome.route_trouble):
             self._dispatch.refused(line, now)
@@ -295,6 +308,7 @@ class Gatekeeper:
             replied=self._replied(line, job, outcome, gate, now),
             met_by=job.owner,
             strikes=not _is_greylisting(job, outcome),
+            since=began_at if code is None else None,
         )
         if not struck:
             return
@@ -501,6 +515,7 @@ class Gatekeeper:
         Returns whether more may be claimed of some lane.
         """
         freed = self._try_turned_away(now) | self._try_slow(now)
+        self._note_limits(now)
         if not self._dispatch.room_aside:
             for line in self._dispatch.lines.values():
                 if line.waits and not line.workers and line.is_silent(now):
@@ -508,6 +523,18 @@ class Gatekeeper:
         freed |= self._hold_back_behind_sites(self.begun, now)
         self._withdraw_and_narrow(self.begun, now)
         return freed
+
+    def _note_limits(self, now: float) -> None:
+        """Note what waits since its receiver has all connections that it is given."""
+        if self._traffic is None or now < self._noted_at + _NOTED_EVERY:
+            return
+        self._noted_at = now
+        for line in self._dispatch.waiting():
+            if line.group is not None and line.group.room(now) < 1:
+                receiver = receiver_of(line.key)
+                if receiver is not None:
+                    for job in islice(line.jobs(), _NOTED):
+                        self._traffic.reached(receiver, job.owner, job.domain, now)
 
     def _hold_back_behind_sites(self, begun: Mapping[Place[Job, Any], Job], now: float) -> bool:
         """Hold back what waits for sites all of whose connections hang; True if more may begin."""
@@ -530,9 +557,10 @@ class Gatekeeper:
         gate = self._gates.find(GateKey.for_claims(line.key))
         oldest = min(jobs, key=lambda job: job.began_at)
         if gate is not None and not gate.gone and line.has_stalled(oldest.began_at, now):
-            awaited = Phase.CONNECT if oldest.connection is None else oldest.connection.awaits
-            why = Why.SILENT if awaited in OPENING else Why.HANGING
-            gate.awaits(why, f"{awaited.value}: {_NO_ANSWER}", oldest.began_at)
+            phase = Phase.CONNECT if oldest.connection is None else oldest.connection.awaits
+            why = Why.SILENT if phase in OPENING else Why.HANGING
+            since = oldest.began_at
+            gate.awaits(why, awaited(phase, now - since), since)
 
     def _withdraw_and_narrow(self, begun: Mapping[Place[Job, Any], Job], now: float) -> None:
         """Take back what was announced behind what has stalled; narrow whose deliveries hang."""
@@ -597,6 +625,23 @@ class Gatekeeper:
                 job.pass_gate(gate)
         for line in lines:
             self._take_back(gate, line, now, key.domain, key.owner, all_of_it=False)
+
+
+def _longest(outcome: Outcome, began_at: float, now: float) -> tuple[Phase, float]:
+    """What a delivery has waited for most, and how long.
+
+    Several commands may be sent at once, and behind the dot of another mail: what is waited for is
+    the first that is not answered.
+    """
+    waited: list[tuple[Phase, float]] = []
+    opened_at = answered_at = began_at
+    for phase, _, at, seconds in outcome.trace:
+        if not waited:
+            opened_at = answered_at = max(at - seconds, began_at)
+        waited.append((phase, min(seconds, at - answered_at)))
+        answered_at = at
+    opening = (now if not waited else opened_at) - began_at
+    return max([*waited, (Phase.CONNECT, opening)], key=lambda one: one[1])
 
 
 def _own_words(job: Job) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from relay.outbound.pacing.backoff import LONGEST_PAUSE, MOMENT, pause
-from relay.outbound.pacing.held_back import MOST_DOMAINS, Standing, Why
+from relay.outbound.pacing.held_back import Standing, Why, domain_connections
 
 ANY_ROUTE = "any"
 """Instead of a route: a gate before one owner's mail, whatever routes that takes."""
@@ -77,6 +77,9 @@ _GRACE = 1.0
 """Seconds beyond those for which he was turned away, or the gate was shut, that an owner's turn is
 kept."""
 
+PATIENCE = 8.0
+"""Seconds after which a site that has a mail, and does not answer, is said to hang."""
+
 _MOST_SERVED = 64  # owners of whom is known when they had their turn
 
 _OTHERS = "others"  # instead of an owner: it is not known whose mail it was
@@ -99,6 +102,7 @@ class Gate:
         "_served",
         "_turns",
         "_unit",
+        "at_once",
         "busy",
         "met",
         "met_by",
@@ -125,6 +129,8 @@ class Gate:
         self._turns: dict[Hashable, float] = {}  # owners, first first: when they come again
         self._served: dict[Hashable, int] = {}  # owners, the last last: their number
         self.window = float(full)
+        self.at_once: int | None = None
+        """Deliveries at once, where `window` says what is claimed; None: the same."""
         self.busy = 0
         """Deliveries that were let through and have not ended."""
         self.strikes = 0
@@ -157,6 +163,11 @@ class Gate:
             and not (self._caps and self.busy)
             and self.suspended_until == -float("inf")
         )
+
+    @property
+    def is_at_cap(self) -> bool:
+        """Whether nothing but the cap holds it back."""
+        return self._caps and self.since == float("inf")
 
     def room(self, now: float) -> int:
         """How many more may go through now."""
@@ -235,6 +246,7 @@ class Gate:
     def open(self) -> None:
         """What it stood before is well again, all at once."""
         self.strikes = 0
+        self.at_once = None
         self.window = float(self._full)
         self.opens_at = -float("inf")
         self.since = float("inf")
@@ -262,6 +274,7 @@ class Gate:
     def lift(self) -> None:
         """End a suspension."""
         self.suspended_until = self.opens_at = -float("inf")
+        self.since = float("inf")
 
     def holds(self, now: float, *, claims: bool) -> bool:
         """Whether anything waits for it; `claims`: it is before what is claimed, where a first look
@@ -269,6 +282,8 @@ class Gate:
         if claims:
             waits = self.busy > 0 or self.window < 1
             return not self.gone and waits and now >= self.since + _GRACE
+        if self.why is Why.SUSPENDED and now >= self.opens_at:
+            return False  # that is over
         return not (self.gone or (self.since == float("inf") and self.room(now)))
 
     def narrow(self, width: int, now: float, why: Why = Why.HANGING) -> None:
@@ -297,6 +312,10 @@ class Gate:
         if met != self.met:
             self._note(met, met)
 
+    def takes_long(self, met: str) -> None:
+        """Deliveries take long, as `met` says."""
+        self._note(met, met)
+
     def _note(self, met: str | None, replied: str | None, met_by: Hashable = None) -> None:
         self.met, self.replied, self.met_by = met, replied, met_by
 
@@ -310,14 +329,16 @@ class Gate:
         replied: str | None = None,
         met_by: Hashable = None,
         strikes: bool = True,
+        since: float | None = None,
     ) -> bool:
         """A delivery met trouble; `plain` trouble strikes at once.  True if this was a strike.
 
-        `met`, `replied` and `met_by` as they are kept; `strikes`: False for what may only narrow.
+        `met`, `replied` and `met_by` as they are kept; `strikes`: False for what may only narrow;
+        `since`: when the delivery began, None: now.
         """
         if now < self.opens_at:
             return False  # others had set out before the strike and met the same
-        self.holds_back(why, now)
+        self.holds_back(why, now if since is None else since)
         self._note(met, replied or met, met_by)
         self.trouble_until = now
         self.window /= 2
@@ -404,8 +425,11 @@ class Gates:
             if other is not None:
                 # Of a route and what is claimed of it, what has failed says more.
                 names |= set(other.domains)
-                worse = max(standing, other, key=lambda one: (one.strikes, -one.window))
-                standing = replace(worse, domains=tuple(sorted(names)[:MOST_DOMAINS]))
+                worse = max(standing, other, key=lambda one: (one.strikes, -(one.window or 0)))
+                held_for = worse.held_for
+                if standing.why.is_trouble and other.why.is_trouble:
+                    held_for = max(standing.held_for or 0.0, other.held_for or 0.0)
+                standing = replace(worse, domains=tuple(sorted(names)), held_for=held_for)
             found[key.route, key.domain, whose] = standing
         return sorted(found.values(), key=_worst_first)
 
@@ -481,7 +505,7 @@ class Gates:
 
 
 def _worst_first(one: Standing) -> tuple[float, int, int, str]:
-    return (-one.opens_in, -one.strikes, one.window, one.domain or "")
+    return (-one.opens_in, -one.strikes, one.window or 0, one.domain or "")
 
 
 def _standing(
@@ -489,19 +513,26 @@ def _standing(
 ) -> Standing:
     """What people are told of a gate: `owner` is told of replies to his mail alone."""
     told = owner is None or gate.met_by in (None, owner)
+    reason, why = gate.replied if told else gate.met, gate.why
+    if gate.is_at_cap:
+        reason, why = domain_connections(int(gate.window)), Why.LIMITED
+    elif why is Why.HANGING and key.is_for_claims and now < gate.since + PATIENCE:
+        why = Why.NO_ROOM  # it may answer yet
+    window = int(gate.window)
     return Standing(
         "default" if key.route is None else _named(key.route),
         key.domain,
-        int(gate.window),
+        window if gate.at_once is None else min(window, gate.at_once),
         gate.busy,
         gate.strikes,
         max(gate.opens_at - now, 0.0),
-        reason=gate.replied if told else gate.met,
-        why=gate.why,
+        reason=reason,
+        why=why,
         held_for=None if gate.since == float("inf") else max(now - gate.since, 0.0),
         rule=gate.rule,
         owner=None if key.is_for_claims else key.owner,
-        domains=tuple(sorted(domains)[:MOST_DOMAINS]),
+        domains=tuple(sorted(domains)),
+        key=key.route,
     )
 
 

@@ -158,6 +158,10 @@ class Meter:
         accounts = (self._accounts.get(key) for key in keys)
         return all(a is not None and (a.left is None or a.left > 0) for a in accounts)
 
+    def short(self, keys: Iterable[str]) -> str | None:
+        """The key that has no room for one more message, or None."""
+        return next((key for key in keys if not self.room((key,))), None)
+
     def spend(self, keys: Iterable[str]) -> None:
         """A message under `keys` goes out, room or none."""
         for key in keys:

@@ -28,14 +28,14 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
 from relay.outbound.mx.sites import Site, SiteKey
-from relay.outbound.pacing.gates import GateKey
-from relay.outbound.pacing.held_back import MOST_DOMAINS, Standing, Why
+from relay.outbound.pacing.gates import ANY_ROUTE, GateKey
+from relay.outbound.pacing.held_back import BY_KIND, Standing, Why, a_minute, connections
 from relay.outbound.pacing.rate import Rate
 from relay.outbound.routing.sources import Sources
 from relay.outbound.shaping.echoes import unquoted, without
@@ -59,6 +59,15 @@ LEAST_REPLIES = 2
 
 MOST_CONCERNED = 1_000
 """Domains of owners whose mail has waited for a slowed receiver that are remembered."""
+
+MOST_REACHED = 1_000
+"""Limits that mail has waited for which are remembered, and domains of owners of each."""
+
+_WAITS, _WAITS_FOR_A_RATE = 2.0, 6.0
+"""Seconds for which mail is said to wait for a limit that was in its way: the sender says so again
+sooner than the claimer, who may sleep until a rate gives something."""
+
+_AT_LEAST = 1.0  # s; what goes sooner has not waited
 
 SUSPENDED = "suspended"
 SLOWED = "slowed"
@@ -110,6 +119,16 @@ class Learned(NamedTuple):
     """The rule that says so: whose it is, and its line; empty: a node of before learned it."""
 
 
+@dataclass(slots=True)
+class _Reached:
+    """A limit that mail has waited for."""
+
+    since: float
+    last: float
+    concerned: OrderedDict[tuple[Hashable, str], float] = field(default_factory=OrderedDict)
+    """Owners with their domains, and when each has waited last."""
+
+
 def receiver_of(key: Hashable) -> Receiver | None:
     """The receiver that a line leads to; None: it leads to none, but to an upstream or home."""
     if not isinstance(key, SiteKey):
@@ -147,6 +166,7 @@ class Traffic:
         self._seen: OrderedDict[tuple[str, str], tuple[Receiver, float]] = OrderedDict()
         self._rated: dict[str, Receiver] = {}
         self._concerned: dict[Receiver, OrderedDict[tuple[Hashable, str], None]] = {}
+        self._reached: OrderedDict[Receiver | str, _Reached] = OrderedDict()
 
     @property
     def rules(self) -> Rules:
@@ -346,6 +366,65 @@ class Traffic:
         if len(concerned) > MOST_CONCERNED:
             concerned.popitem(last=False)
 
+    def reached(self, what: Receiver | str, owner: Hashable, domain: str, now: float) -> None:
+        """Note that mail of an owner to a domain waits for a limit: a receiver's of connections, or
+        that of the key of a rate."""
+        found = self._reached.get(what)
+        if found is None or now > found.last + _waits(what):
+            found = self._reached[what] = _Reached(now, now)
+        found.last = now
+        self._reached.move_to_end(what)
+        if len(self._reached) > MOST_REACHED:
+            self._reached.popitem(last=False)
+        found.concerned[owner, domain] = now
+        found.concerned.move_to_end((owner, domain))
+        if len(found.concerned) > MOST_CONCERNED:
+            found.concerned.popitem(last=False)
+
+    def limited(
+        self, now: float, owner: Hashable = None, domain: str | None = None
+    ) -> list[Standing]:
+        """The limits that mail waits for, those of connections first: where these are all in use, a
+        rate has more to give.  `owner` and `domain` as in `statistics`."""
+        standings = []
+        for what, found in sorted(self._reached.items(), key=lambda one: isinstance(one[0], str)):
+            if found.last < found.since + _AT_LEAST:
+                continue
+            domains = {
+                to
+                for (whose, to), at in found.concerned.items()
+                if owner in (None, whose) and now <= at + _waits(what)
+            }
+            if domains and (domain is None or domain in domains):
+                standings.append(self._limit(what, now - found.since, domains, now))
+        return standings
+
+    def _limit(
+        self, what: Receiver | str, held_for: float, domains: Collection[str], now: float
+    ) -> Standing:
+        receiver = what if isinstance(what, Receiver) else self._rated.get(what)
+        if receiver is None:
+            kind, _, name = str(what).partition(":")
+            return Standing(
+                *(name if kind == "route" else ANY_ROUTE, None, None, 0, 0, 0.0),
+                reason=BY_KIND.get(kind, kind), why=Why.LIMITED, held_for=held_for,
+                domains=tuple(sorted(domains)), key=what,
+            )  # fmt: skip
+        limits = self.limits(receiver, now)
+        if receiver is what:
+            reason = None if limits.connections is None else connections(limits.connections)
+        else:
+            reason = None if limits.rate is None else a_minute(limits.rate.rate)
+        return Standing(
+            *(receiver.shown, None, limits.connections, 0, 0, 0.0),
+            reason=reason,
+            why=Why.LIMITED,
+            held_for=held_for,
+            rule=self.provider_of(receiver).name or "default",
+            domains=tuple(sorted(domains)),
+            key=receiver.gate_key.route,
+        )
+
     def statistics(
         self, now: float, owner: Hashable = None, domain: str | None = None
     ) -> list[Standing]:
@@ -380,13 +459,19 @@ class Traffic:
             reason=f"slowed to {one.factor:.0%}: {said}",
             why=Why.SLOWED,
             held_for=None if one.held_since == math.inf else max(now - one.held_since, 0.0),
+            ends_in=one.until - now,
             rule=one.rule or None,
-            domains=tuple(sorted(domains)[:MOST_DOMAINS]),
+            domains=tuple(sorted(domains)),
+            key=one.receiver.gate_key.route,
         )
 
     def _holds(self, receiver: Receiver, kind: str, now: float) -> Learned | None:
         found = self._learned.get((receiver, kind))
         return found if found is not None and found.until > now else None
+
+
+def _waits(what: Receiver | str) -> float:
+    return _WAITS if isinstance(what, Receiver) else _WAITS_FOR_A_RATE
 
 
 _USUAL = 8  # connections of a receiver whose rules limit none, when it is slowed

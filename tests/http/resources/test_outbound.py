@@ -23,6 +23,8 @@ from relay.db.pool import Pool
 from relay.http.operations import MAX_BODY
 from relay.keyring import Keyring
 from relay.outbound.delivery.render import mail_of
+from relay.outbound.pacing.held_back import Standing, Why
+from relay.outbound.pacing.rate import Rate
 from relay.outbound.queue.states import Cause
 from relay.outbound.queue.steps import pack
 from relay.outbound.routing.senders import Senders
@@ -885,7 +887,48 @@ async def test_the_traffic_of_destinations_is_counted(house: House) -> None:
     await house.pool.execute("UPDATE relay.outbound_log SET finished_at = now() - interval '2 h'")
     (left,) = (await get(house, "queue/traffic")).json()
     assert (left["unfinished"], left["sent"], left["bounced"]) == (1, 0, 0)
-    assert (await get(house, "queue/traffic", await house.key("send"))).status_code == 403
+    mine = await house.key("send")
+    assert (await get(house, "queue/traffic", mine)).json() == []
+    await queued(house, mine, to=["d@two.example"])
+    await queued(house, mine, to=["e@three.example"])
+    await node.finish((await node.claim())[:1])
+    found = (await get(house, "queue/traffic", mine)).json()
+    counted = {one["domain"]: one["unfinished"] + one["sent"] for one in found}
+    assert counted == {"two.example": 1, "three.example": 1}
+    assert sum(one["sent"] for one in found) == 1
+
+
+async def test_what_holds_a_destination_back_stands_beside_its_counts(
+    database_url: str, pool: Pool
+) -> None:
+    """Of a site, too; the overview counts the same lines, and those of them that refuse."""
+    slowed = Standing("big", None, 1, 0, 0, 0.0, ends_in=7200.0, why=Why.SLOWED)
+    limits = {"one.example": Limits(connections=2, rate=Rate(1.0, 1.0))}
+    held = [
+        replace(slowed, domains=("one.example",), reason="2 connections at most; 6 s at the dot"),
+        Standing("default", "no.example", 1, 0, 2, 9.0, why=Why.DEFERRING),
+        Standing("any", "two.example", 1, 0, 0, 0.0, why=Why.NO_ROOM, owner=7),
+    ]
+    async with open_house(
+        database_url, pool, destinations=lambda *_: held, limits_of=lambda _: limits
+    ) as house:
+        for to in ("a@one.example", "c@two.example"):
+            await queued(house, to=[to])
+        counted = (await get(house, "queue/traffic")).json()
+        found = {one["domain"]: one["held"] for one in counted}
+        listed = (await get(house, "queue/destinations")).json()
+        (concern,) = [
+            one
+            for one in (await get(house, "overview")).json()["attention"]
+            if "held back" in one["text"]
+        ]
+    assert found["two.example"] is None  # that is one owner's
+    assert (found["one.example"]["why"], found["one.example"]["opens_in"]) == ("slowed", 0.0)
+    assert found["one.example"]["until"] is not None
+    assert concern["text"] == "Destinations held back: 3, of which 1 refusing or silent."
+    assert len(listed) == 3
+    # What the reason has said already is not said again.
+    assert {one["limits"] for one in counted} == {"at most 60/min", None}
 
 
 async def test_the_limits_of_destinations_are_told(database_url: str, pool: Pool) -> None:
@@ -904,8 +947,10 @@ async def test_the_limits_of_destinations_are_told(database_url: str, pool: Pool
         for to in ("a@one.example", "c@two.example"):
             await queued(house, to=[to])
         found = {one["domain"]: one for one in (await get(house, "queue/traffic")).json()}
-    told = [found["one.example"][name] for name in ("most_per_minute", "most_connections")]
-    assert told == [15.0, 2]
+    told = [
+        found["one.example"][name] for name in ("most_per_minute", "most_connections", "limits")
+    ]
+    assert told == [15.0, 2, "at most 15/min; 2 connections at most"]
     assert found["two.example"]["most_per_minute"] is None
 
 

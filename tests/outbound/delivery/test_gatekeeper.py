@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from relay.access.owners import ADMINISTRATOR_ID
-from relay.outbound.active_queue.dispatch import Dispatch, Line, Place
+from relay.outbound.active_queue.dispatch import Dispatch, Group, Line, Place
 from relay.outbound.active_queue.jobs import Job
 from relay.outbound.active_queue.right_of_way import RightOfWay
 from relay.outbound.delivery.gatekeeper import Gatekeeper
@@ -734,10 +734,59 @@ def test_what_was_met_says_why_mail_is_held_back(phase: Phase, how: Any, why: Wh
     house = House()
     house.ends(house.job(), Verdict.DEFERRED, phase, 1.0, **how)
     (one,) = house.gates.statistics(11.0)
-    assert (one.why, one.held_for, one.reason) == (why, 10.0, reason)
+    since = 1.0 if how.get("code") else 0.0  # who never answered has not since it was asked
+    assert (one.why, one.held_for, one.reason) == (why, 11.0 - since, reason)
     assert one.domains == ("y.example",)
     house.ends(house.job(), Verdict.DEFERRED, Phase.CONNECT, 500.0)
-    assert max(one.held_for or 0 for one in house.gates.statistics(501.0)) == 500.0
+    assert max(one.held_for or 0 for one in house.gates.statistics(501.0)) == 501.0
     for _ in range(8):
         house.ends(house.job(), Verdict.DELIVERED, Phase.DOT, 900.0)
     assert house.gates.statistics(901.0) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([(Phase.MAIL, 0.1, 0.1), (Phase.DOT, 6.2, 6.04)], "6 s at the dot"),
+        # Sent together, and the first behind the dot of another mail.
+        ([(Phase.MAIL, 0.1, 6.1), (Phase.RCPT, 12.5, 12.5), (Phase.DATA, 12.6, 12.6)],
+         "12 s at RCPT"),
+        ([(Phase.MAIL, 18.9, 0.1), (Phase.DOT, 19.0, 0.1)], "19 s at connect"),
+    ],
+)  # fmt: skip
+def test_how_slow_a_site_is_and_at_what_is_told(steps: list[tuple[Phase, float, float]], said: str):
+    """With the connections that it may have, which are fewer than what is claimed for them."""
+    house = Sites(places=32)
+    house.dispatch.full = 4
+    house.come(3, 0.0)
+    house.begin(0.0)
+    trace = tuple((phase, 250, at, seconds) for phase, at, seconds in steps)
+    took = steps[-1][1]
+    done = Outcome(Verdict.DELIVERED, Phase.DOT, 250, "2.0.0", "ok", False, True, trace=trace)
+    house.gatekeeper.learn(house.line, house.job(), done, 0.0, took)
+    house.come(1, took)
+    gate = house.gates.make(GateKey.for_claims(house.line.key))
+    gate.busy = 1
+    assert gate.window == 5
+    (one,) = house.gates.statistics(took + 2.0)
+    assert (one.why, one.reason, one.window) == (Why.SLOW, said, 4)
+
+
+def test_what_waits_for_connections_that_a_receiver_is_not_given_is_noted():
+    """By the traffic rules, whose limit it is: for its owner, and while there is something."""
+    house = Site("[provider.big]\ndomains = ['a.example']\nconnections = 1\n")
+    dispatch = house.house.dispatch
+    group = Group(lambda now: house.traffic.given(Receiver("big"), now)[0])
+    key = SiteKey("mx", "mx:only", ((0, "only"),), (), "big")
+    line = dispatch.add(key, None, width=8, group=group, is_site=True)
+    for _ in range(3):
+        dispatch.put(line, house.house.job("a.example", owner=ALICE))
+    begun = dict(dispatch.start(0.0))
+    assert len(begun) == 1
+    house.gatekeeper.begun = begun
+    for now in (0.1, 0.2, 1.3):
+        house.gatekeeper.look_after_stalls(now)
+    (one,) = house.traffic.limited(1.4, ALICE.int, "a.example")
+    assert (one.why, one.reason, one.window) == (Why.LIMITED, "1 connection at most", 1)
+    assert house.traffic.limited(1.4, MALLORY.int) == []
+    assert house.traffic.limited(9.0) == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relay.outbound.pacing.backoff import LONGEST_PAUSE
-from relay.outbound.pacing.gates import ANY_ROUTE, Gate, GateKey, Gates
+from relay.outbound.pacing.gates import ANY_ROUTE, PATIENCE, Gate, GateKey, Gates
 from relay.outbound.pacing.held_back import Why
 
 
@@ -208,12 +208,15 @@ def test_a_route_and_what_is_claimed_of_it_are_one():
     assert gates.statistics(0.5) == []
     claims.awaits(Why.HANGING, "dot: no answer", 0.0)
     (one,) = gates.statistics(2.0)
+    assert one.why is Why.NO_ROOM  # it may answer yet
+    (one,) = gates.statistics(PATIENCE)
     assert (one.route, one.why, one.held_for, one.reason) == (
-        *("site", Why.HANGING, 2.0, "dot: no answer"),
+        *("site", Why.HANGING, PATIENCE, "dot: no answer"),
     )
-    gates.make(GateKey("site")).bad(3.0, plain=True, why=Why.SILENT, met="connect: no answer")
-    (one,) = gates.statistics(4.0)
+    gates.make(GateKey("site")).bad(9.0, plain=True, why=Why.SILENT, met="connect: no answer")
+    (one,) = gates.statistics(10.0)
     assert (one.why, one.reason, one.strikes) == (Why.SILENT, "connect: no answer", 1)
+    assert one.held_for == 10.0  # it has waited since before the first failure
 
 
 def test_a_cap_is_told_of_where_it_is_reached():
@@ -223,4 +226,20 @@ def test_a_cap_is_told_of_where_it_is_reached():
     one.busy = 1
     assert gates.statistics(0.0) == []
     one.busy = 2
-    assert [each.why for each in gates.statistics(0.0)] == [Why.NO_ROOM]
+    (told,) = gates.statistics(0.0)
+    assert (told.why, told.reason) == (
+        Why.LIMITED, "2 connections at most; RELAY_OUTBOUND__DOMAIN_CONNECTIONS",
+    )  # fmt: skip
+
+
+def test_a_suspension_that_is_over_is_told_of_no_more():
+    """By its time, and when it was ended before; though one delivery goes first, to see."""
+    gates = Gates(8, 60.0, random.Random(1))
+    one = gates.make(GateKey("receiver"))
+    one.suspend(100.0, "421 not now", 0.0)
+    assert [each.why for each in gates.statistics(99.0)] == [Why.SUSPENDED]
+    assert gates.statistics(100.0) == []
+    one.suspend(200.0, "421 not now", 100.0)
+    one.lift()
+    assert gates.statistics(101.0) == []
+    assert one.room(101.0) == 1
