@@ -171,6 +171,7 @@ from relay.outbound.reporting.notices import Notices
 from relay.outbound.reporting.tls_reports import TlsReports
 from relay.outbound.routing.senders import DIRECT
 from relay.outbound.routing.sources import parse as parse_sources
+from relay.outbound.shaping.destinations import why_held
 from relay.outbound.shaping.traffic import Traffic
 from relay.outbound.signing.dkim_keys import DkimKeys
 from relay.outbound.signing.signer import Signer
@@ -727,6 +728,9 @@ def wire(settings: Settings, resources: Resources, *, only: frozenset[str] | Non
                 delayed_after=settings.submission.delayed_after,
                 mx_lifetime=outbound.mx_lifetime,
                 direct=queue.direct,
+                held=lambda owner, domain: why_held(
+                    gates, traffic, trio.current_time(), owner.int, domain
+                ),
             ),
             wake_outbound=wake_outbound,
             space=resources.space,

@@ -68,6 +68,16 @@ SAYS = {
 }
 """Each in one sentence."""
 
+_CODES = {
+    Why.SILENT: "4.4.1",
+    Why.HANGING: "4.4.2",
+    Why.DEFERRING: "4.3.2",
+    Why.SUSPENDED: "4.3.2",
+    Why.NO_DNS: "4.4.3",
+    Why.POLICY: "4.7.5",
+}
+_CONGESTED = "4.4.5"
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -97,6 +107,11 @@ class Standing:
     """To where mail goes that was held back by it last, in order."""
     key: Hashable = None
     """What tells its route apart; nobody is told of that."""
+
+    @property
+    def code(self) -> str:
+        """The enhanced status code (RFC 3463) for that."""
+        return _CODES.get(self.why, _CONGESTED)
 
     @property
     def names(self) -> frozenset[str]:

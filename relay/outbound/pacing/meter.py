@@ -160,7 +160,8 @@ class Meter:
 
     def short(self, keys: Iterable[str]) -> str | None:
         """The key that has no room for one more message, or None."""
-        return next((key for key in keys if not self.room((key,))), None)
+        known = (key for key in keys if key in self._accounts)
+        return next((key for key in known if not self.room((key,))), None)
 
     def spend(self, keys: Iterable[str]) -> None:
         """A message under `keys` goes out, room or none."""

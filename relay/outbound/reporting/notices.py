@@ -250,7 +250,8 @@ class Notices:
 
     `delayed_after`: seconds after which submitters are told that their mail waits; `mx_lifetime`:
     for how many mail is tried that goes directly to the exchangers of its domain, `direct`: whether
-    that is so where its sender has no upstream; `gather`: what `GATHER` says.
+    that is so where its sender has no upstream; `gather`: what `GATHER` says; `held`: why mail of
+    an owner to a domain waits, as far as this node knows: an enhanced status code, and in words.
     """
 
     def __init__(
@@ -262,6 +263,7 @@ class Notices:
         mx_lifetime: float,
         direct: bool,
         gather: float = GATHER,
+        held: Callable[[UUID, str], tuple[str, str] | None] = lambda _owner, _domain: None,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._pool = pool
@@ -269,6 +271,7 @@ class Notices:
         self._delayed_after = delayed_after
         self._until = {"lifetime": mx_lifetime, "direct": direct}
         self._gather = gather
+        self._held = held
         self._now = now
         self._reports: OrderedDict[UUID, _Reports] = OrderedDict()
 
@@ -353,7 +356,7 @@ class Notices:
             "HDRS" if first.require_tls or first.content_id in self._reports else first.ret,
             first.envid,
         )
-        fates = [notice.fate for notice in notices]
+        fates = [self._fate(notice) for notice in notices]
         try:
             raw = compose(original, fates, hostname=self._hostname, id=id, now=utc_now())
         except Exception as error:  # a fault of ours, which would come again at each look
@@ -378,6 +381,14 @@ class Notices:
             return set()
         done += [_Done(notice.action, notice) for notice in notices]
         return queued.due_lanes
+
+    def _fate(self, notice: _Notice) -> Fate:
+        """What became of a message; of one that no attempt says anything of, why it waits."""
+        fate = notice.fate
+        if notice.action != "delayed" or fate.text:
+            return fate
+        held = self._held(notice.owner, notice.recipient.rpartition("@")[2].lower())
+        return fate if held is None else fate._replace(enhanced=held[0], text=held[1])
 
     async def _put_off(self, why: str) -> int:
         """Try the next notice later, or drop it: its report was refused by the database."""

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from relay.outbound.mx.sites import SiteKey
-from relay.outbound.pacing.held_back import Standing, Why
+from relay.outbound.pacing.held_back import SAYS, Standing, Why
 from relay.outbound.shaping.traffic import Receiver, Traffic, receiver_of
 
 _NOBODY = {Why.SUSPENDED, Why.SILENT, Why.HANGING, Why.NO_DNS, Why.POLICY}
@@ -60,7 +60,7 @@ def destinations(
     for one in every:
         receiver, names = _receiver(one), one.names
         before = named.setdefault(one.owner if owner is None else None, set())
-        is_route = receiver is None and one.domain is None
+        is_route = receiver is None and one.domain is None and one.why is not Why.LIMITED
         if names <= before and not is_route and (names or receiver in led_to):
             continue  # it is told of already, for what is worse
         left = names - before
@@ -71,6 +71,16 @@ def destinations(
             one = replace(one, domains=tuple(sorted(left)))
         kept.append(_capped(one, receiver, traffic, now))
     return kept
+
+
+def why_held(
+    gates: Gating, traffic: Traffic, now: float, owner: Hashable, domain: str
+) -> tuple[str, str] | None:
+    """Why an owner's mail to a domain waits, most of all: an enhanced status code, and in words."""
+    found = destinations(gates, traffic, now, owner, domain)
+    if not found:
+        return None
+    return found[0].code, "; ".join(filter(None, (SAYS[found[0].why], found[0].reason)))
 
 
 def by_domain(found: Iterable[Standing]) -> dict[str, Standing]:

@@ -58,9 +58,9 @@ def notices(pool: Pool, **changed: Any) -> Notices:
     return Notices(pool, "mail.x.example", **SETTINGS | changed)
 
 
-async def told(pool: Pool) -> list[tuple[str, Report]]:
+async def told(pool: Pool, **changed: Any) -> list[tuple[str, Report]]:
     """Tell everything, and return the reports that are queued: to whom, and what they say."""
-    teller = notices(pool)
+    teller = notices(pool, **changed)
     while (await teller.tell()).notices:
         pass
     rows = await pool.fetch(
@@ -172,6 +172,25 @@ async def test_a_bounce_that_comes_late(node: Node):
     found = await told(node.pool)
     assert actions(found) == [[("delayed", "a@y.example")], [("failed", "a@y.example")]]
     assert [report.recipients[0].status for _, report in found] == ["4.4.1", "5.1.1"]
+
+
+async def test_of_what_was_never_tried_it_is_said_why_it_waits(node: Node):
+    """As this node knows it, for the owner of the mail; of what was tried, what its attempt met."""
+
+    def held(owner: UUID, domain: str) -> tuple[str, str] | None:
+        return ("4.4.1", f"nobody answers at {domain}") if owner == ADMINISTRATOR_ID else None
+
+    await node.pool.execute(FROM_THE_START)
+    (tried,) = await submit(node.pool, "tried@y.example")
+    await age(node.pool, tried.id, 2.0)
+    await ends(node, Cause.DEFERRED, delay=60.0, error="451 4.3.2 busy", enhanced="4.3.2", code=451)
+    (waits,) = await submit(node.pool, "waits@Y.example")
+    await age(node.pool, waits.id, 2.0)
+    await notices(node.pool).watch()
+    found = await told(node.pool, held=held)
+    said = {one.final: (one.status, one.diagnostic) for _, got in found for one in got.recipients}
+    assert {status for status, _ in said.values()} == {"4.4.1", "4.3.2"}
+    assert any("nobody answers at y.example" in str(words) for _, words in said.values())
 
 
 async def test_what_is_not_so_any_more(node: Node):
