@@ -412,10 +412,13 @@ def test_a_standby_that_was_not_promoted_is_said(tmp_path: Path) -> None:
 def test_a_relay_that_is_not_ready_is_one_row(tmp_path: Path) -> None:
     """Though it answers nothing else either."""
     run = {"http": "http://127.0.0.1:9", "pid": os.getpid(), "admin_token": "x"}
-    file = tmp_path / "run" / "relay.json"
-    file.parent.mkdir()
-    file.write_text(json.dumps(run))
-    assert only(check_relay, patient(tmp_path, run)).state == "FAIL"
+    data = DataDir(tmp_path)
+    data.prepare()
+    try:
+        data.write_run(run)
+        assert only(check_relay, patient(tmp_path, run)).state == "FAIL"
+    finally:
+        data.release()
 
 
 async def test_a_server_without_a_standby_is_no_fault(database_url: str) -> None:
