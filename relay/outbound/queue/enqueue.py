@@ -7,7 +7,7 @@ Promises
   once (the second waits for the first), and is refused for another body.
 - A call with ids of its own may be repeated after a lost answer: what is stored stays as it is.
 - A recipient on the suppression list refuses the whole call; one who unsubscribed from the owner's
-  bulk mail refuses a call of bulk.
+  bulk mail refuses a call of bulk.  Not one that is asked again with its key.
 
 Crash safety: what a kill leaves
 
@@ -138,6 +138,14 @@ def _statement(*, submitted: bool) -> str:
         JOIN relay.suppressions s
           ON s.address = m.address AND s.owner IN ('{ADMINISTRATOR_ID}', m.owner)
          AND (s.cause <> 'unsubscribed' OR s.owner = m.owner AND m.priority = {BULK})
+        -- What is asked for again has its answer, whoever was suppressed meanwhile.
+        WHERE NOT EXISTS (
+            SELECT
+            FROM relay.outbound_keys k
+            WHERE k.owner = %(key_owner)s
+              AND k.key = %(key)s::text
+              AND k.created_at >= clock_timestamp() - make_interval(secs => {KEY_LIFETIME})
+        )
     ), key AS (
         INSERT INTO relay.outbound_keys AS k (owner, key, body_hash, ids)
         SELECT %(key_owner)s, %(key)s::text, %(key_hash)s::bytea, %(m_id)b::uuid[]

@@ -127,6 +127,24 @@ async def test_one_suppressed_recipient_refuses_the_whole_call(any_pool: Pool):
     assert len(await put(any_pool, "a@x.example", key="k", key_hash=OTHER)) == 1
 
 
+async def test_what_was_queued_is_answered_though_its_recipient_is_suppressed_by_now(
+    any_pool: Pool,
+):
+    """With its key, in the same way; another body is a conflict; and without it, or when the key is
+    forgotten, it is refused."""
+    (first,) = await put(any_pool, "a@x.example", key="k", key_hash=HASH)
+    await any_pool.execute("INSERT INTO relay.suppressions (address) VALUES ('a@x.example')")
+    assert [m.id for m in await put(any_pool, "a@x.example", key="k", key_hash=HASH)] == [first.id]
+    with pytest.raises(KeyConflict):
+        await put(any_pool, "a@x.example", key="k", key_hash=OTHER)
+    with pytest.raises(Suppressed):
+        await put(any_pool, "a@x.example")
+    await any_pool.execute("UPDATE relay.outbound_keys SET created_at = now() - interval '25 h'")
+    with pytest.raises(Suppressed):
+        await put(any_pool, "a@x.example", key="k", key_hash=HASH)
+    assert await count(any_pool) == 1
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 async def test_a_suppressed_recipient_is_known_however_its_letters_are_composed(
     any_pool: Pool, form: Literal["NFC", "NFD"]
