@@ -26,7 +26,6 @@ from prometheus_client import Counter
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 from quart import Response, request
 
-from relay.chance import utc_now
 from relay.errors import Invalid
 from relay.http.operations import Access, Answer, Call, Form, Operation, View, json_response
 from relay.http.problems.details import Problem, reserved_name
@@ -274,7 +273,6 @@ def _checked(wanted: NewMessage, owner: UUID) -> Message:
         raise MalformedMessage("not_after", "must be later than send_at")
     sender = parse_address(wanted.sender, "from")
     recipients = parse_recipients(to, "to[{}]")
-    send_at = wanted.send_at
     message = Message(
         sender=sender,
         recipients=tuple(recipients.values()),
@@ -284,7 +282,7 @@ def _checked(wanted: NewMessage, owner: UUID) -> Message:
         headers=wanted.headers,
         attachments=files,
         priority=wanted.priority,
-        send_at=None if send_at is None or send_at <= utc_now() else send_at,
+        send_at=wanted.send_at,
         not_after=wanted.not_after,
         hold_unknown=wanted.unknown_outcome == "hold",
         owner=owner,

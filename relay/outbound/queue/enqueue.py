@@ -175,9 +175,10 @@ def _statement(*, submitted: bool) -> str:
         ON CONFLICT (id) DO NOTHING
     ), given AS MATERIALIZED (
         -- A microsecond apart, the first earliest and none in the future: first come, first sent,
-        -- and the claim's floor can rise within the batch.
+        -- and the claim's floor can rise within the batch.  A send_at that has passed by the clock
+        -- here (a node's may be off) counts as none, for the same reason.
         SELECT m.*, go.at,
-               COALESCE(m.send_at, go.at - make_interval(secs => 0.000001 * (%(count)s - m.place)))
+               GREATEST(m.send_at, go.at - make_interval(secs => 0.000001 * (%(count)s - m.place)))
                    AS run_at,
                s.id AS sender_id,
                CASE WHEN s.id IS NULL THEN m.unrouted

@@ -256,7 +256,7 @@ def _prepared(
         subject=submitted.subject,
         raw=submitted.prepared(trace, new_id(), now, sender.address.rpartition("@")[2]),
         priority=orders.priority,
-        send_at=None if send_at is None or send_at <= now else send_at,
+        send_at=send_at,
         not_after=not_after,
         owner=login.owner,
         tag=orders.tag,

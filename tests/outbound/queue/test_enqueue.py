@@ -117,6 +117,20 @@ async def test_a_key_waits_for_the_transaction_that_used_it_first(any_pool: Pool
     assert rows == [("second@x.org",)]
 
 
+async def test_a_time_that_has_passed_counts_as_none(any_pool: Pool):
+    """By the database's clock, whatever that of who asks says; one that has not is waited for."""
+    now = await any_pool.fetch_value("SELECT clock_timestamp()")
+    for seconds in (-3600.0, 3600.0):
+        at = now + timedelta(seconds=seconds)
+        one = Message(Address("a@x.org"), [Address("b@x.org")], "s", text="t", send_at=at)
+        queued = await enqueue(any_pool, [one])
+        due = await any_pool.fetch_value(
+            "SELECT run_at FROM relay.outbound_due WHERE id = %s", (queued.messages[0].id,)
+        )
+        assert queued.due_at == due
+        assert due == at if seconds > 0 else now <= due < now + timedelta(seconds=60)
+
+
 async def test_one_suppressed_recipient_refuses_the_whole_call(any_pool: Pool):
     """Nothing is queued, and the key is not used up."""
     await any_pool.execute("INSERT INTO relay.suppressions (address) VALUES ('B@x.example')")
