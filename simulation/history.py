@@ -140,10 +140,31 @@ class Copy:
     """Who took it."""
     key: str = ""
     """The key of the certificate that the server showed; empty: it came in clear."""
+    began: float = 0.0
+    """When the server heard of it first: its MAIL, or the connection that was opened for it."""
+    failed: tuple[str, ...] = ()
+    """Of a report to who submitted mail: those of whom it says that they did not get it."""
     whole: bool = True
     """Whether it has the text that was written."""
     selectors: tuple[str, ...] | None = None
     """Of its signatures; None: it needs none.  In place of one that is wrong, what is wrong."""
+
+
+@dataclass
+class Wish:
+    """What a program asked for besides the message that it sent."""
+
+    asked_at: float
+    send_at: float = 0.0
+    """Virtual seconds before which nobody is to have it."""
+    holds: bool = False
+    """Whether it is to be held when nobody knows whether a server took it."""
+    said: list[Answer] = field(default_factory=list)
+    """What was said to it: with its `Idempotency-Key` it may be asked again."""
+    ids: dict[tuple[str, ...], None] = field(default_factory=dict)
+    """What the relay called it, each time that it said 202."""
+    other: list[int] = field(default_factory=list)
+    """The status that was said to another text with its key."""
 
 
 @dataclass
@@ -171,6 +192,8 @@ class Reported(StrEnum):
 
 BOUNCES = {Reported.GONE, Reported.POLICY}
 """By which a message that was sent has bounced."""
+SUPPRESS = {Reported.GONE, Reported.COMPLAINT}
+"""After which its recipient is not to be written to."""
 
 
 @dataclass
@@ -240,7 +263,10 @@ def _spans(
     if _keeps_mail(trouble):
         if trouble.node == first.node:
             yield first.at - 1.0, until
-        if trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
+        if trouble.kind == "freeze" and trouble.node == second.node and second.began:
+            # Who was stopped goes on with what it had begun, and begins nothing that it has lost.
+            yield second.began, second.at
+        elif trouble.kind in {"freeze", "partition"} and trouble.node == second.node:
             yield second.at - _HELD, second.at
     # Who delivers it has it in hand while it waits for the database, as long as its lease lasts.
     if (
@@ -264,6 +290,10 @@ class History:
     """Of webhooks."""
     sends: dict[str, Answer] = field(default_factory=dict)
     """Messages to be sent, by marker and recipient: `M-out-7/a@one.example`."""
+    wishes: dict[str, Wish] = field(default_factory=dict)
+    """Of messages that programs send, by marker."""
+    suppressed: dict[str, float] = field(default_factory=dict)
+    """Addresses of which the relay has said that they are suppressed, and when it did so first."""
     accounts: dict[str, Answer] = field(default_factory=dict)
     """By address."""
     activated: list[str] = field(default_factory=list)

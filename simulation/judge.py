@@ -15,7 +15,7 @@ from math import inf
 from simulation import judge_mailboxes
 from simulation.around.dns import DANE
 from simulation.database import Database
-from simulation.history import BOUNCES, Answer, Copy, History, Post, Reported
+from simulation.history import BOUNCES, SUPPRESS, Answer, Copy, History, Post, Reported
 from simulation.keys import OWN
 from simulation.network import Network
 from simulation.places import NOBODY, SERVERS
@@ -24,8 +24,10 @@ from simulation.world import EPOCH
 _ACTIVATION, _RECOVERY = "Activate your account", "Recover your password"
 _HAS_WAITED = 9.0  # seconds, of ten
 _REFUSED = {"bounced", "failed"}
+_SUPPRESSED = "cancelled for a recipient who is suppressed"
+_REUSED = 409  # what is said to another text with the same key
+_UNAVAILABLE = 500
 _MOMENT = 3.0  # seconds that are no matter of order
-_SUPPRESS = {Reported.GONE, Reported.COMPLAINT}
 _OLD = 75.0  # seconds by which what is known of keys may be late
 _SOON = 1.0  # seconds between what a post reads and the post
 _POST_LASTS = 15.0  # seconds for which an answer to a post is waited for
@@ -53,6 +55,7 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
                (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now()),
                (SELECT count(*) FROM relay.webhook_events WHERE given_up_at IS NULL),
                (SELECT count(*) FROM relay.returns),
+               (SELECT count(*) FROM relay.outbound_notices WHERE action = 'failed'),
                (SELECT count(*) FROM relay.mailboxes
                 WHERE is_active AND expires_at < sim.now() - interval '2 minutes'),
                (SELECT 1 - count(*) FROM relay.leases
@@ -62,6 +65,7 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
     )
     names = (
         *("outbound", "unsummarised", "tokens", "blobs", "webhooks", "returns"),
+        "submitters to be told",
         *("mailboxes open after their end", "ticker missing"),
     )
     return {name: count for name, count in zip(names, row, strict=True) if count}
@@ -76,6 +80,8 @@ def violations(database: Database, history: History, now: float, rate: float | N
         *_mail(database, history, now),
         *_expiry(database),
         *_outbound(database, history),
+        *_wishes(history),
+        *_suppressed(database, history),
         *_reports(database, history),
         *_came_back(database, history),
         *_signed(history),
@@ -215,12 +221,14 @@ def _expiry(database: Database) -> list[str]:
 def _outbound(database: Database, history: History) -> list[str]:
     found: list[str] = []
     rows = database.query(
-        "SELECT subject, recipient, status, id FROM relay.outbound_messages ORDER BY id"
+        "SELECT subject, recipient, status, id, error_log FROM relay.outbound_messages ORDER BY id"
     )
     states: dict[str, list[str]] = defaultdict(list)
     ids: Counter[str] = Counter(str(row[3]) for row in rows)
-    for subject, recipient, status, _ in rows:
-        states[f"{subject}/{recipient}"].append(status)
+    suppressed = {row[0] for row in database.query("SELECT address FROM relay.suppressions")}
+    for subject, recipient, status, _, error in rows:
+        is_so = status == "cancelled" and error == "suppressed" and recipient in suppressed
+        states[f"{subject}/{recipient}"].append(_SUPPRESSED if is_so else status)
     found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
     # What was lost too often is set aside for somebody to look at: leases, not deliveries.
     lost = {
@@ -235,6 +243,22 @@ def _outbound(database: Database, history: History) -> list[str]:
             """
         )
     }
+    # Nobody knew, behind the dot, whether it was taken, and it is held for that.
+    doubtful = {
+        f"{subject}/{recipient}"
+        for subject, recipient in database.query(
+            """
+            SELECT o.subject, o.recipient
+            FROM relay.outbound_messages o
+            JOIN relay.outbound_tries t ON t.message_id = o.id
+            WHERE o.status = 'held'
+              AND t.outcome = 'held'
+              AND t.phase = 'dot'
+              AND t.code IS NULL
+            """
+        )
+    }
+    holds = {marker for marker, wish in history.wishes.items() if wish.holds}
     copies: dict[str, list[Copy]] = defaultdict(list)
     for copy in history.copies:
         what = f"{copy.marker}/{copy.recipient}"
@@ -262,15 +286,18 @@ def _outbound(database: Database, history: History) -> list[str]:
                     f" it after that, and in the end it is {status[0]}"
                 )
         elif status == ["held"]:
-            if marker not in lost:
+            in_doubt = marker in doubtful and marker.partition("/")[0] in holds
+            if marker not in lost and not in_doubt:
                 found.append(f"{marker}: held, and nobody had vanished with it")
-        elif answer is Answer.KEPT and status and status[0] != "sent":
+        elif answer is Answer.KEPT and status and status[0] not in {"sent", _SUPPRESSED}:
             found.append(f"{marker}: accepted, and in the end {status[0]}")
         if not all(copy.whole for copy in seen):
             found.append(f"{marker}: a server got another text than was written")
     for what, seen in copies.items():
         for one, two in pairwise(sorted(seen, key=lambda copy: copy.at)):
-            if not history.excused(one, two):
+            if what.partition("/")[0] in holds:
+                found.append(f"{what}: was to be held, and was sent again at {two.at:.3f}")
+            elif not history.excused(one, two):
                 found.append(
                     f"{what}: sent at {one.at:.3f} by {one.node} and again at {two.at:.3f} "
                     f"by {two.node}, without excuse"
@@ -278,23 +305,82 @@ def _outbound(database: Database, history: History) -> list[str]:
     return found
 
 
+def _wishes(history: History) -> list[str]:
+    """What programs asked for besides the message: one set of messages for a key, and an instant
+    before which nobody is to have them."""
+    found: list[str] = []
+    for marker, wish in history.wishes.items():
+        if len(wish.ids) > 1:
+            found.append(f"{marker}: was asked for with one key, and is {len(wish.ids)} messages")
+        first = wish.said.index(Answer.KEPT) if Answer.KEPT in wish.said else len(wish.said)
+        if Answer.REFUSED in wish.said[first:]:
+            found.append(f"{marker}: 202 was said, and it was refused when asked for again")
+        found += [
+            f"{marker}: to another text with its key {status} was said"
+            for status in wish.other
+            if status != _REUSED and 0 < status < _UNAVAILABLE
+        ]
+    for copy in history.copies:
+        at = history.wishes[copy.marker].send_at if copy.marker in history.wishes else 0.0
+        if copy.at < at - history.apart:
+            found.append(
+                f"{copy.marker}/{copy.recipient}: was sent at {copy.at:.3f}, and was for {at:.3f}"
+            )
+    return found
+
+
+def _suppressed(database: Database, history: History) -> list[str]:
+    """What was queued, or was due, when its recipient was known to be suppressed goes nowhere.
+
+    It was known once the relay had said so, or no transaction can have lasted for as long.
+    """
+    since: dict[str, float] = {}
+    for address, made in database.query(
+        "SELECT address, extract(epoch FROM created_at)::float8 FROM relay.suppressions"
+    ):
+        told, made = history.suppressed.get(address, inf), made - EPOCH + history.apart
+        # What was said before was lost with its server, and came again.
+        since[address] = min(told if told > made else inf, made + _LOCKED)
+    found: list[str] = []
+    for what, answer in history.sends.items():
+        marker, _, recipient = what.partition("/")
+        asked_at = history.wishes[marker].asked_at if marker in history.wishes else 0.0
+        if answer is Answer.KEPT and asked_at > since.get(recipient, inf):
+            found.append(f"{what}: 202 was said, and its recipient was suppressed")
+    for copy in history.copies:
+        at = since.get(copy.recipient, inf)
+        due = history.wishes[copy.marker].send_at if copy.marker in history.wishes else 0.0
+        if due - history.apart > at:
+            found.append(
+                f"{copy.marker}/{copy.recipient}: was sent at {copy.at:.3f}, and its recipient was"
+                " suppressed before it was due"
+            )
+    return found
+
+
 def _reports(database: Database, history: History) -> list[str]:
-    """Who submitted what bounced is told."""
-    refused = dict.fromkeys(
-        subject
-        for (subject,) in database.query(
-            "SELECT subject FROM relay.outbound_messages"
-            " WHERE status IN ('bounced', 'failed') ORDER BY id"
-        )
-    )
-    told = {(copy.marker, copy.recipient) for copy in history.copies}
-    return [
-        f"{marker}: was refused, and its submitter was not told"
-        for marker in refused
-        if (submitter := history.submitters.get(marker)) is not None
-        and (marker, submitter) not in told
-        and not history.refused(submitter)
-    ]
+    """Who submitted mail is told once of each recipient who does not get it, and of no other."""
+    told: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for copy in history.copies:
+        if copy.recipient == history.submitters.get(copy.marker):
+            for recipient in copy.failed:
+                told[copy.marker, recipient][copy.letter] = None
+    found: list[str] = []
+    for marker, recipient, status in database.query(
+        "SELECT subject, recipient, status FROM relay.outbound_messages ORDER BY id"
+    ):
+        submitter = history.submitters.get(marker)
+        times = len(told[marker, recipient])
+        ended = status in {*_REFUSED, "cancelled"}
+        if submitter is None:
+            continue
+        if ended and not times and not history.refused(submitter):
+            found.append(f"{marker}/{recipient}: was refused, and its submitter was not told")
+        if not ended and times:
+            found.append(f"{marker}/{recipient}: its submitter was told that it failed: {status}")
+        if times > 1:
+            found.append(f"{marker}/{recipient}: its submitter was told {times} times")
+    return found
 
 
 def _came_back(database: Database, history: History) -> list[str]:
@@ -321,9 +407,9 @@ def _came_back(database: Database, history: History) -> list[str]:
             continue
         if report.what in BOUNCES and state != "bounced":
             found.append(f"{what}: its server reported that it bounced, and it is {state}")
-        if report.what in _SUPPRESS and report.recipient not in suppressed:
+        if report.what in SUPPRESS and report.recipient not in suppressed:
             found.append(f"{what}: a report of it ({report.what}) suppressed nobody")
-    may_be = {report.recipient for report in history.reports if report.what in _SUPPRESS}
+    may_be = {report.recipient for report in history.reports if report.what in SUPPRESS}
     found += [f"{address}: is suppressed, and nobody said why" for address in suppressed - may_be]
     return sorted(found)
 

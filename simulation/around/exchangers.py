@@ -13,7 +13,7 @@ from simulation.around import Around
 from simulation.around.talk import BROKEN, Talk
 from simulation.history import TEXT, Copy, Refusal
 from simulation.keys import ANOTHER, OWN, serving
-from simulation.places import SERVERS, SMTP, UPSTREAM
+from simulation.places import NOBODY, SERVERS, SMTP, SUBMITS_FROM, UPSTREAM
 from simulation.world import NODE
 
 _MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
@@ -36,6 +36,7 @@ async def upstream(
             nursery.start_soon(_Conversation(around, stream, host, peer[0]).run)
 
 
+_FAILED = re.compile(rb"^Final-Recipient: rfc822; *(\S+)\nAction: failed$", re.MULTILINE)
 _DEFERRALS = (b"451 4.3.0 later", b"450 4.2.0 greylisted", b"452 4.3.1 no room")
 _REFUSALS = (b"550 5.7.1 not from you", b"554 5.6.0 not such mail")
 """For reasons that are not the recipient's: nobody is put on a list for them."""
@@ -58,8 +59,9 @@ class _Conversation:
         self._key = ""  # of the certificate that was shown
         self._attacked = ""
         self._peer = peer
-        self._path = ""
+        self._path: str | None = None  # of the last message
         self._recipient = ""
+        self._began = around.world.now()
         self._plain = True  # nothing odd was done on this connection
 
     async def _misbehave(self, step: str) -> bytes | None:
@@ -78,10 +80,7 @@ class _Conversation:
         if how == "defer":
             return rng.choice(_DEFERRALS) + b"\r\n"
         if how == "refuse":
-            refusal = Refusal(self._recipient, around.world.now(), self._peer)
-            around.history.refusals.append(refusal)
-            around.busy(self._peer)
-            return rng.choice(_REFUSALS) + b"\r\n"
+            return self._refuse(rng.choice(_REFUSALS))
         if how == "close":
             return b"421 4.3.2 closing\r\n"
         if how == "slow":
@@ -90,6 +89,13 @@ class _Conversation:
         if how == "stall":
             await trio.sleep(rng.uniform(60.0, 400.0))
         raise trio.BrokenResourceError("hung up")
+
+    def _refuse(self, reply: bytes) -> bytes:
+        """Put down that a recipient's mail is refused for good."""
+        refusal = Refusal(self._recipient, self._around.world.now(), self._peer)
+        self._around.history.refusals.append(refusal)
+        self._around.busy(self._peer)
+        return reply + b"\r\n"
 
     def _attack(self) -> str:
         """Return what is done to TLS on this connection; empty: nothing."""
@@ -141,12 +147,16 @@ class _Conversation:
             await talk.say(b"221 bye\r\n")
             return False
         elif verb == b"MAIL":
+            if self._path is not None:  # else its connection was opened for it
+                self._began = self._around.world.now()
             self._path = line[11 : line.index(b">")].decode()
             await talk.say(b"250 ok\r\n")
         elif verb == b"RCPT":
             self._recipient = line[9:-1].decode()
             self._around.speaks_of(self._recipient, self._peer)
             answer = await self._misbehave("rcpt") or b"250 ok\r\n"
+            if answer[:1] == b"2" and self._recipient.startswith(NOBODY):
+                answer = self._refuse(_REFUSALS[0])
             if answer[:1] != b"2":
                 self._recipient = ""
             await talk.say(answer)
@@ -171,7 +181,10 @@ class _Conversation:
         copy = Copy(
             marker, recipient, around.world.now(), told=False, node=self._peer,
             letter=letter.group(1).decode() if letter else "", server=self._host, key=self._key,
+            began=self._began,
         )  # fmt: skip
+        if recipient.endswith(f"@{SUBMITS_FROM}"):
+            copy.failed = tuple(each.decode() for each in _FAILED.findall(raw))
         copy.whole = not marker.startswith("M-out") or TEXT.encode() in raw.splitlines()
         refusal = None
         if around.peers_fail > 0 and self._rng.random() < 0.03:
@@ -184,7 +197,7 @@ class _Conversation:
                 copy.plain = self._plain
                 around.history.copies.append(copy)
                 if around.took is not None:
-                    around.took(copy, self._path, lines)
+                    around.took(copy, self._path or "", lines)
                 around.world.tell(
                     "message.delivered", marker=marker, recipient=recipient, key=self._key
                 )

@@ -12,14 +12,15 @@ from simulation.around import Around
 from simulation.around.hooks import verify
 from simulation.around.readers import delete_message, follow, read_list, wait
 from simulation.around.senders import hand_in, text
-from simulation.around.talk import HttpFailed, ask, call, virtual
-from simulation.history import TEXT, Answer, Look, Mail, Mailbox
+from simulation.around.talk import HttpFailed, ask, call, instant, virtual
+from simulation.history import TEXT, Answer, Look, Mail, Mailbox, Wish
 from simulation.kind import QUOTA
 from simulation.places import ADMIN_TOKEN, DOMAIN, HOOKS
 from simulation.world import NODE
 
 SOON = 1.0
 """Virtual seconds in which what was accepted is delivered, when nothing is wrong."""
+_LATER = 2.0  # virtual seconds for which some of the mail is to wait
 PROBES = 3
 """How often each node is asked for that."""
 _LONG = 50.0  # seconds for which somebody waits at most
@@ -49,9 +50,14 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
             marker = around.marker("out")
             # To a domain whose mail must be secured, where that is asked for.
             to = "probe@two.example" if around.world.kind.direct else "probe@one.example"
-            body = {"from": f"shop@{DOMAIN}", "to": [to], "subject": marker}
-            answer = await ask(around, host, "/api/v1/messages/send", body | {"text": TEXT}, 202)
+            body = {"from": f"shop@{DOMAIN}", "to": [to], "subject": marker, "text": TEXT}
+            wish = history.wishes[marker] = Wish(around.world.now())
+            if number < len(around.hosts):
+                wish.send_at = round(around.world.now() + _LATER, 3)
+                body["send_at"] = instant(wish.send_at)
+            answer = await ask(around, host, "/api/v1/messages/send", body, 202)
             history.sends[f"{marker}/{to}"] = answer
+            await trio.sleep(max(0.0, wish.send_at + history.apart - around.world.now()))
             await _soon(around, marker, answer, lambda: {copy.marker for copy in history.copies})
 
             mailbox = await _made(around, host, 10_000, tells=True)

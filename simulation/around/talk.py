@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import trio
@@ -78,24 +78,40 @@ class HttpFailed(Exception):
 
 
 async def call(
-    around: Around, host: str, method: str, path: str, body: Any = None, *, token: str = ADMIN_TOKEN
+    around: Around,
+    host: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str = ADMIN_TOKEN,
+    key: str = "",
 ) -> tuple[int, Any]:
-    """Make a call; `HttpFailed` when no whole answer came."""
-    status, _, answer = await fetch(around, host, method, path, body, token=token)
+    """Make a call, with an `Idempotency-Key` if one is given; `HttpFailed` when no whole answer
+    came."""
+    status, _, answer = await fetch(around, host, method, path, body, token=token, key=key)
     return status, answer
 
 
 async def fetch(
-    around: Around, host: str, method: str, path: str, body: Any = None, *, token: str = ADMIN_TOKEN
+    around: Around,
+    host: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str = ADMIN_TOKEN,
+    key: str = "",
 ) -> tuple[int, dict[str, str], Any]:
     """Do as `call`, and return the fields of the answer's head, too, by their names in lower
     case.  Of a stream of events nothing is read but its head."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+    with_key = f"Idempotency-Key: {key}\r\n" if key else ""
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: relay.example\r\nConnection: close\r\n"
         + (f"Authorization: Bearer {token}\r\n" if token else "")
-        + f"Content-Type: {kind}\r\nContent-Length: {len(raw)}\r\n\r\n"
+        + f"Content-Type: {kind}\r\nContent-Length: {len(raw)}\r\n{with_key}\r\n"
     )
     try:
         with trio.fail_after(PATIENCE):
@@ -130,6 +146,11 @@ async def ask(
         return Answer.KEPT
     # "Unavailable" may have been said of a commit whose answer was lost.
     return Answer.DOUBT if status >= 500 else Answer.REFUSED
+
+
+def instant(at: float) -> str:
+    """Return a virtual second as the relay is told instants."""
+    return datetime.fromtimestamp(EPOCH + at, UTC).isoformat()
 
 
 def virtual(text: str) -> float:

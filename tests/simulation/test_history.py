@@ -53,6 +53,14 @@ def test_who_was_held_up_is_excused(trouble: Trouble, is_one: bool) -> None:
     assert excused(first, second, trouble) == is_one
 
 
+def test_who_was_stopped_goes_on_with_what_it_had_begun() -> None:
+    """A second copy by a node that was frozen has an excuse where its server had heard of it before
+    the node went on, and none where it was begun after that."""
+    first, frozen = Copy("M", TO, 100.0, node="n1"), Trouble("freeze", 30.0, 104.0, "n2")
+    assert excused(first, Copy("M", TO, 105.0, node="n2", began=103.5), frozen)
+    assert not excused(first, Copy("M", TO, 105.0, node="n2", began=104.5), frozen)
+
+
 def test_the_last_to_deliver_decides() -> None:
     """A copy that was taken after a refusal to somebody else, by whom nothing held up, is what
     became of the message; one before it, or of a node that was killed then, is not."""

@@ -9,6 +9,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import NAMESPACE_DNS, UUID, uuid4, uuid5
@@ -32,6 +33,7 @@ from simulation.history import (
     Report,
     Reported,
     Trouble,
+    Wish,
 )
 from simulation.keys import ANOTHER, OWN
 from simulation.network import Network
@@ -90,16 +92,17 @@ def queued(
     to: str = TO,
     when: float = 100.0,
     number: int = 0,
+    error: str | None = None,
 ) -> Row:
     """A message in the queue, or done with."""
     id_ = UUID(int=number) if number else uuid4()
     values = {"subject": subject, "recipient": to, "status": status, "created_at": at(when)}
-    return "outbound_messages", {"id": id_, **values}
+    return "outbound_messages", {"id": id_, "error_log": error, **values}
 
 
-def tried(number: int, outcome: str) -> Row:
+def tried(number: int, outcome: str, phase: str = "dot", code: int | None = None) -> Row:
     """An attempt to deliver a message."""
-    values = {"at": at(100.0), "attempt": 1, "outcome": outcome}
+    values = {"at": at(100.0), "attempt": 1, "outcome": outcome, "phase": phase, "code": code}
     return "outbound_tries", {"message_id": UUID(int=number), **values}
 
 
@@ -119,9 +122,9 @@ def token(number: int, when: int, action: str = "activation", account: int = 1) 
     return "tokens", {**values, "created_at": EPOCH + when}
 
 
-def suppressed(address: str = TO) -> Row:
+def suppressed(address: str = TO, when: float = 50.0) -> Row:
     """An address that gets no mail."""
-    return "suppressions", {"address": address}
+    return "suppressions", {"address": address, "created_at": at(when)}
 
 
 # --------------------------------------------------------------------------------- what may be seen
@@ -140,6 +143,16 @@ def copy(when: float = 100.0, node: str = "n1", to: str = TO, **more: Any) -> Co
 def post(when: float = 100.0, node: str = "n1", event: str = "e1", **more: Any) -> Post:
     """A post of a webhook, which its receiver answered 2xx a tenth of a second later."""
     return Post(event, "M-in-1", BOX, when, node, **{"told_at": when + 0.1} | more)
+
+
+def told_of(letter: str, *failed: str) -> Copy:
+    """A report that a submitter got."""
+    return copy(to=SUBMITTER, letter=letter, failed=failed or (TO,))
+
+
+def wish(when: float = 100.0, *said: Answer, **more: Any) -> dict[str, Wish]:
+    """What a program asked for, and when."""
+    return {"M-out-1": Wish(when, said=list(said), **more)}
 
 
 def blob(answer: Answer) -> dict[str, Blob]:
@@ -200,6 +213,11 @@ BOTH = (*ARRIVED, message(RAW_2, number=2), summary(2))
 OF_ANOTHER = post(110.0, event="e2")
 TELLS = {"mailboxes": [Mailbox(BOX, 2000.0, tells=True)], "mail": mail(KEPT)}
 ASKED, SENT = {"sends": {OUT: KEPT}}, {"sends": {OUT: KEPT}, "copies": [copy()]}
+GONE = {
+    "reports": [Report("M-out-9", TO, Reported.GONE, KEPT)],
+    "refusals": [Refusal(TO, 20.0, "n1")],
+}
+SUBMITTED = {"submitters": {"M-out-1": SUBMITTER}}
 LETTER = "letter-1@relay.example"
 SIGNS = {"keys": [(0.0, ("s1",))]}
 NOT_SIGNED = "M-out-1: was signed by () at 200.000 for a@one.example, and not by the keys that sign"
@@ -578,24 +596,150 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
             world(copies=[copy(to=ANN, letter=LETTER), copy(105.0, to=BOB, letter=LETTER)]),
         ],
     ),
+    # What was asked for besides the message
+    (
+        "M-out-1: was asked for with one key, and is 2 messages",
+        world(queued(), **SENT, wishes=wish(ids={("1",): None, ("2",): None})),
+        [world(queued(), **SENT, wishes=wish(ids={("1",): None}))],
+    ),
+    (
+        "M-out-1: 202 was said, and it was refused when asked for again",
+        world(queued(), **SENT, wishes=wish(100.0, DOUBT, KEPT, KEPT, REFUSED)),
+        [
+            world(queued(), **SENT, wishes=wish(100.0, DOUBT, KEPT, KEPT, DOUBT)),
+            world(wishes=wish(100.0, REFUSED)),
+        ],
+    ),
+    *(
+        (
+            f"M-out-1: to another text with its key {status} was said",
+            world(queued(), **SENT, wishes=wish(other=[409, status])),
+            [world(queued(), **SENT, wishes=wish(other=[409, 503, 0]))],
+        )
+        for status in (202, 422)
+    ),
+    (
+        f"{OUT}: was sent at 100.000, and was for 100.001",
+        world(queued(), **SENT, wishes=wish(send_at=100.001)),
+        [world(queued(), **SENT, wishes=wish(send_at=100.0))],
+    ),
+    (
+        f"{OUT}: was to be held, and was sent again at 105.000",
+        world(
+            queued(), **ASKED, copies=[copy(105.0, "n2"), copy(told=False)],
+            wishes=wish(holds=True),
+        ),
+        [
+            world(queued(), **SENT, wishes=wish(holds=True)),
+            world(
+                queued(), **ASKED, copies=[copy(105.0, "n2"), copy(told=False)], wishes=wish()
+            ),
+        ],
+    ),
+    (
+        f"{OUT}: held, and nobody had vanished with it",
+        world(queued("held", number=7), tried(7, "held"), **ASKED, wishes=wish()),
+        [world(queued("held", number=7), tried(7, "held"), **ASKED, wishes=wish(holds=True))],
+    ),
+    *(
+        (
+            f"{OUT}: held, and nobody had vanished with it",
+            world(queued("held", number=7), attempt, **ASKED, wishes=wish(holds=True)),
+            [],
+        )
+        for attempt in (tried(7, "held", "rcpt"), tried(7, "held", code=451), tried(8, "held"))
+    ),
+    # Who is suppressed is not written to
+    (
+        f"{OUT}: 202 was said, and its recipient was suppressed",
+        world(suppressed(), queued(), **SENT, **GONE, wishes=wish(211.0)),
+        [
+            world(suppressed(), queued(), **SENT, **GONE, wishes=wish(210.0)),
+            world(suppressed(), sends={OUT: REFUSED}, **GONE, wishes=wish(211.0)),
+            world(suppressed(when=52.0), queued(), **SENT, **GONE, wishes=wish(211.0)),
+        ],
+    ),
+    (
+        f"{OUT}: 202 was said, and its recipient was suppressed",
+        world(suppressed(), queued(), **SENT, **GONE, wishes=wish(61.0), suppressed={TO: 60.0}),
+        [
+            world(  # said of a suppression that was lost with its server
+                suppressed(when=60.5), queued(), **SENT, **GONE, wishes=wish(61.0),
+                suppressed={TO: 60.0},
+            ),
+        ],
+    ),
+    (
+        f"{OUT}: was sent at 300.000, and its recipient was suppressed before it was due",
+        world(
+            suppressed(), queued(), **ASKED, copies=[copy(300.0)], **GONE,
+            wishes=wish(40.0, send_at=211.0),
+        ),
+        [
+            world(
+                suppressed(), queued(), **ASKED, copies=[copy(300.0)], **GONE,
+                wishes=wish(40.0, send_at=210.0),
+            ),
+            world(
+                suppressed(), queued("cancelled", error="suppressed"), **ASKED, **GONE,
+                wishes=wish(40.0, send_at=211.0),
+            ),
+        ],
+    ),
+    (
+        f"{OUT}: accepted, and in the end cancelled",
+        world(queued("cancelled", error="suppressed"), **ASKED),
+        [
+            world(suppressed(), queued("cancelled", error="suppressed"), **ASKED, **GONE),
+            world(queued("cancelled", error="suppressed"), sends={OUT: DOUBT}),
+        ],
+    ),
+    (
+        f"{OUT}: accepted, and in the end cancelled",
+        world(suppressed(), queued("cancelled", error="expired"), **ASKED, **GONE),
+        [],
+    ),
     # Who submitted it is told
     *(
         (
-            "M-out-1: was refused, and its submitter was not told",
-            world(queued(status), submitters={"M-out-1": SUBMITTER}),
+            f"{OUT}: was refused, and its submitter was not told",
+            world(queued(status), **SUBMITTED),
             [
+                world(queued(status), **SUBMITTED, copies=[told_of("1")]),
                 world(
-                    queued(status), submitters={"M-out-1": SUBMITTER}, copies=[copy(to=SUBMITTER)]
+                    queued(status), **SUBMITTED, copies=[told_of("1", SECURED, TO)],
                 ),
-                world(
-                    queued(status), submitters={"M-out-1": SUBMITTER},
-                    refusals=[Refusal(SUBMITTER, 140.0, "n1")],
-                ),
+                world(queued(status), **SUBMITTED, refusals=[Refusal(SUBMITTER, 140.0, "n1")]),
                 world(queued(status), submitters={"M-out-2": SUBMITTER}),
-                world(queued(), submitters={"M-out-1": SUBMITTER}),
+                world(queued(), **SUBMITTED),
             ],
         )
-        for status in ("failed", "bounced")
+        for status in ("failed", "bounced", "cancelled")
+    ),
+    (
+        f"{OUT}: was refused, and its submitter was not told",  # but of another
+        world(queued("failed"), **SUBMITTED, copies=[told_of("1", SECURED)]),
+        [],
+    ),
+    *(
+        (
+            f"{OUT}: its submitter was told that it failed: {status}",
+            world(queued(status), **SUBMITTED, copies=[told_of("1")]),
+            [world(queued(status), **SUBMITTED, copies=[told_of("1", SECURED)])],
+        )
+        for status in ("sent", "held")
+    ),
+    (
+        f"{OUT}: its submitter was told 2 times",
+        world(queued("failed"), **SUBMITTED, copies=[told_of("1"), told_of("2")]),
+        [
+            world(  # the same report again, which was lost on its way
+                queued("failed"), **SUBMITTED,
+                copies=[told_of("1"), replace(told_of("1"), at=100.5)],
+                troubles=trouble("kill", 99.5, 100.0),
+            ),
+            world(queued("failed"), **SUBMITTED, copies=[told_of("1"), told_of("2", SECURED)]),
+        ],
     ),
     # What came back
     (
@@ -996,6 +1140,8 @@ LEFT: list[tuple[str, Row, list[Row]]] = [
      [("device_inbox", {**SENT_BLOB, "expires_at": at(1000.0)})]),
     ("webhooks", ("webhook_events", TOLD), [("webhook_events", {**TOLD, "given_up_at": at(1.0)})]),
     ("returns", ("returns", {"raw": b"."}), []),
+    ("submitters to be told", ("outbound_notices", {"message_id": uuid4(), "action": "failed"}),
+     [("outbound_notices", {"message_id": uuid4(), "action": "delayed"})]),
     ("mailboxes open after their end", ("mailboxes", {**CLOSED, "is_active": True}),
      [("mailboxes", CLOSED), ("mailboxes", {"address": BOX, "expires_at": at(880.0)})]),
     ("ticker missing", ("leases", {**LEASED[1], "expires_at": at(560.0)}), []),

@@ -114,9 +114,9 @@ EACH = [
     Fault(120.0, "partition", "n1", 15.0, party=DATABASE),
     Fault(140.0, "clock", "n2", lasts=100.0, step=-3600.0),
     Fault(145.0, "cut", "n1", 100.0, faults.HALF_OPEN, share=1.0, amid=0.005, whose="client"),
+    Fault(160.0, "doubt", how=faults.WITHIN, whose="collector"),
     Fault(203.0, "doubt", whose="writer"),
     Fault(225.0, "cut", "n2", share=1.0, amid=0.005, whose="client"),
-    Fault(236.0, "doubt", how=faults.WITHIN, whose="collector"),
 ]
 
 
@@ -277,7 +277,7 @@ AROUND = [
     Fault(90.0, "partition", "n1", 30.0, party="hooks.example"),
     Fault(100.0, "partition", "n2", 80.0, party="client1"),
     Fault(130.0, "cut", "n1", 100.0, faults.HALF_OPEN, share=1.0),
-    Fault(140.0, "cut", "n2", 100.0, faults.HALF_OPEN, after_bytes=40),
+    Fault(136.0, "cut", "n2", 100.0, faults.HALF_OPEN, after_bytes=40),
     Fault(150.0, "freeze", "n1", 150.0, faults.OVERTAKEN, whose="sender", answers=1),
 ]
 
