@@ -6,7 +6,6 @@ Whoever stands outside the relay writes here: a client that was told 250, a prog
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -214,6 +213,94 @@ class Blob:
     device: int
     answer: Answer = Answer.DOUBT
     at: float = 0.0
+    answered_at: float = 0.0
+    envelope: bytes = b""
+    session: str = ""
+    """Of several that were pushed in one session: the first; "": it came over HTTP."""
+    lives: float = inf
+    """Seconds for which it was to be kept; as long as the relay keeps any."""
+    expires_at: float = inf
+    """As it was said, or far off."""
+    number: int = 0
+    """What the relay calls it, where it said that."""
+
+
+@dataclass
+class Visit:
+    """A session in which a device fetches its blobs."""
+
+    device: int
+    node: str
+    began: float
+    ended: float = inf
+    whole: bool = False
+    """Whether it ended when the device wanted."""
+    missed: int = 0
+    """Blobs of which it was told that they expired undelivered."""
+    got: list[Delivery] = field(default_factory=list)
+    """In the order in which it came."""
+
+
+@dataclass
+class Delivery:
+    """A blob that came to a device."""
+
+    marker: str
+    at: float
+    number: int
+    """What the relay calls it."""
+    visit: Visit
+    envelope: bytes = b""
+
+
+ACTIVATION, RECOVERY = "activation", "password_recovery"
+
+
+@dataclass
+class Suspension:
+    """A time for which an account was suspended."""
+
+    email: str
+    began: float
+    """It may have been, from then on."""
+    since: float = inf
+    """It was for certain."""
+    until: float = inf
+    """It may have ended."""
+    ended: float = inf
+    """It was over for certain."""
+
+    def may_be(self, began: float, ended: float) -> bool:
+        """Whether it may have been, at any time between two instants."""
+        return self.began <= ended and began <= self.ended
+
+
+@dataclass
+class Letter:
+    """A letter as its recipient's server got it."""
+
+    recipient: str
+    action: str
+    token: str
+    code: str
+    at: float
+    id: str
+    """Its Message-ID."""
+
+
+@dataclass
+class Click:
+    """One try to use a link."""
+
+    token: str
+    asked_at: float
+    answered_at: float = 0.0
+    status: int = 0
+    """0: nobody answered."""
+    said: tuple[str, str] | None = None
+    """Of which action and login it was, it was said."""
+    looks: bool = False
+    """Whether only its page was asked for, which uses nothing."""
 
 
 @dataclass
@@ -298,10 +385,12 @@ class History:
     """By address."""
     activated: list[str] = field(default_factory=list)
     """Addresses of accounts whose activation was answered 200."""
-    consumed: Counter[str] = field(default_factory=Counter)
-    """How often each token was answered 200."""
-    recoveries: dict[str, list[Answer]] = field(default_factory=dict)
-    """By address: what was said to those who asked for a letter."""
+    asked: dict[str, list[tuple[str, Answer]]] = field(default_factory=dict)
+    """By address: which letters somebody asked for, besides the first, and what was said."""
+    suspensions: list[Suspension] = field(default_factory=list)
+    letters: list[Letter] = field(default_factory=list)
+    """As they came."""
+    clicks: list[Click] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     submitters: dict[str, str] = field(default_factory=dict)
@@ -310,10 +399,13 @@ class History:
     keys: list[tuple[float, tuple[str, ...] | None]] = field(default_factory=list)
     """From when on which selectors sign; None: nobody was told."""
     blobs: dict[str, Blob] = field(default_factory=dict)
-    received: dict[str, list[float]] = field(default_factory=dict)
-    """Blobs that their device got, by marker: when."""
+    received: dict[str, list[Delivery]] = field(default_factory=dict)
+    """What devices got, by the marker of the blob."""
+    visits: list[Visit] = field(default_factory=list)
     acknowledged: dict[str, float] = field(default_factory=dict)
     """Blobs that their device acknowledged, by marker: when."""
+    heard: dict[str, float] = field(default_factory=dict)
+    """Those of which the device learned that they are gone, by marker: when."""
     told: list[str] = field(default_factory=list)
     """Messages, by marker and mailbox, that somebody was told of, and said so."""
     ids: dict[str, list[str]] = field(default_factory=dict)
@@ -380,6 +472,10 @@ class History:
             if (each.node == post.node and each.kind in {"freeze", "partition"})
             or (each.kind in _SERVERS and each.ended - each.began > _INSISTS)
         )
+
+    def suspended(self, email: str, began: float, ended: float) -> bool:
+        """Whether an account may have been suspended, at any time between two instants."""
+        return any(each.email == email and each.may_be(began, ended) for each in self.suspensions)
 
     def refused(self, recipient: str) -> bool:
         """Whether a server has refused mail for somebody for good."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
-from simulation import judge_mailboxes
+from simulation import judge_devices, judge_letters, judge_mailboxes
 from simulation.around.dns import DANE
 from simulation.database import Database
 from simulation.history import BOUNCES, SUPPRESS, Answer, Copy, History, Post, Reported
@@ -53,6 +53,7 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
                (SELECT count(*) FROM relay.token_queue q
                 WHERE q.ready AND q.expires_at > extract(epoch FROM sim.now())),
                (SELECT count(*) FROM relay.device_inbox WHERE expires_at > sim.now()),
+               (SELECT count(*) FROM relay.device_inboxes),
                (SELECT count(*) FROM relay.webhook_events WHERE given_up_at IS NULL),
                (SELECT count(*) FROM relay.returns),
                (SELECT count(*) FROM relay.outbound_notices WHERE action = 'failed'),
@@ -64,7 +65,7 @@ def unsettled(database: Database, since: float, lease: float) -> dict[str, int]:
         [EPOCH + since + lease],
     )
     names = (
-        *("outbound", "unsummarised", "tokens", "blobs", "webhooks", "returns"),
+        *("outbound", "unsummarised", "tokens", "blobs", "inboxes", "webhooks", "returns"),
         "submitters to be told",
         *("mailboxes open after their end", "ticker missing"),
     )
@@ -86,10 +87,9 @@ def violations(database: Database, history: History, now: float, rate: float | N
         *_came_back(database, history),
         *_signed(history),
         *_secured(history),
-        *_accounts(database, history),
-        *_tokens(database, history),
+        *judge_letters.violations(database, history),
         *_budget(database, rate),
-        *_blobs(history),
+        *judge_devices.violations(history, now),
         *_told(history, now),
         *_posts(history),
         *judge_mailboxes.looks(history),
@@ -438,67 +438,6 @@ def _secured(history: History) -> list[str]:
     ]
 
 
-def _accounts(database: Database, history: History) -> list[str]:
-    found: list[str] = []
-    letters: Counter[str] = Counter()
-    recovered: Counter[str] = Counter()
-    for recipient, subject in database.query(
-        "SELECT recipient, subject FROM relay.outbound_messages"
-    ):
-        (recovered if subject == _RECOVERY else letters)[recipient] += 1
-    made = dict(database.query("SELECT email, status::text FROM relay.accounts"))
-    for email, answer in history.accounts.items():
-        if answer is Answer.KEPT and email not in made:
-            found.append(f"{email}: 201 was said, and there is no account")
-        if letters[email] > 1:
-            found.append(f"{email}: one token, {letters[email]} letters")
-        if email in made and not letters[email]:
-            found.append(f"{email}: has an account and got no letter")
-    for email in dict.fromkeys(history.activated):
-        if made.get(email) != "active":
-            found.append(f"{email}: was told that it is active, and is {made.get(email)}")
-    for email, answers in history.recoveries.items():
-        kept, doubts = answers.count(Answer.KEPT), answers.count(Answer.DOUBT)
-        if not kept <= recovered[email] <= kept + doubts:
-            found.append(
-                f"{email}: 202 was said to {kept} recoveries, and it got {recovered[email]} letters"
-            )
-    found += [
-        f"{token}: is good once, and was good {times} times"
-        for token, times in history.consumed.items()
-        if times > 1
-    ]
-    return found
-
-
-def _tokens(database: Database, history: History) -> list[str]:
-    """A recovery goes before an activation, but for one in a batch that has waited for long."""
-    taken: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for recipient, subject, at in database.query(
-        "SELECT recipient, subject, extract(epoch FROM created_at)::float8"
-        " FROM relay.outbound_messages WHERE subject IN (%s, %s) ORDER BY created_at",
-        [_ACTIVATION, _RECOVERY],
-    ):
-        taken[recipient, subject].append(at)
-    waited: dict[str, list[tuple[float, float, str]]] = {_ACTIVATION: [], _RECOVERY: []}
-    for email, action, made in database.query(
-        "SELECT a.email, t.action::text, t.created_at::float8"
-        " FROM relay.tokens t JOIN relay.accounts a ON a.id = t.account ORDER BY t.created_at, t.id"
-    ):
-        subject = _RECOVERY if action == "password_recovery" else _ACTIVATION
-        if taken[email, subject]:
-            waited[subject].append((made, taken[email, subject].pop(0), email))
-    batches = Counter(at for _, at, _ in waited[_ACTIVATION])
-    return [
-        f"{email}: went before the recovery of {other}, which had waited"
-        for made, at, email in waited[_ACTIVATION]
-        if at - made < _HAS_WAITED or batches[at] > 1
-        for since, then, other in waited[_RECOVERY]
-        if since + _MOMENT < at < then - _MOMENT
-        and not history.troubled(at - EPOCH - _LOCKED, at - EPOCH + _MOMENT, but=("clock", "peer"))
-    ]
-
-
 def _budget(database: Database, rate: float | None) -> list[str]:
     """At no time had more letters gone out than the budget had paid for."""
     if rate is None:
@@ -513,21 +452,6 @@ def _budget(database: Database, rate: float | None) -> list[str]:
         for number, (recipient, at) in enumerate(rows, 1)
         if number > (paid := 1.0 + rate * (at - EPOCH + _MOMENT))
     ][:1]
-
-
-def _blobs(history: History) -> list[str]:
-    found = []
-    for blob in history.blobs.values():
-        seen = history.received.get(blob.marker, [])
-        if blob.answer is Answer.KEPT and not seen:
-            found.append(f"{blob.marker}: acknowledged, and its device never got it")
-        if blob.answer is Answer.REFUSED and seen:
-            found.append(f"{blob.marker}: refused, and its device got it")
-        said = history.acknowledged.get(blob.marker, inf)
-        again = [at for at in seen if at > said + 0.1]
-        if again and not history.troubled(said - 1.0, again[-1]):
-            found.append(f"{blob.marker}: delivered after it was acknowledged, without excuse")
-    return found
 
 
 def _told(history: History, now: float) -> list[str]:

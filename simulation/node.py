@@ -7,7 +7,6 @@ data directory's lock, the watch-dog's thread, and the scrape of figures that be
 from __future__ import annotations
 
 import base64
-import hashlib
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,7 +110,7 @@ class Node:
         from relay.settings import load
         from supervisor import Supervisor
 
-        secret = hashlib.sha256(f"{self._world.seed}".encode()).hexdigest()
+        secret = self._world.secret
         environment = _environment(self._dsn, secret, rare=self._world.sweeps_rarely)
         if self._world.kind.budget:
             environment["RELAY_COLLECTOR__MONTHLY_BUDGET"] = str(LETTERS_A_MONTH / 1000)
@@ -160,7 +159,7 @@ class Node:
                 http_sockets=sockets[HTTP],
                 push_sockets=sockets[PUSH],
                 receive_sockets=sockets[RECEIVE],
-                device_key=KeyPair.from_private(bytes.fromhex(secret)),
+                device_key=KeyPair.from_private(secret),
                 data_dir=self._data,
                 admin_token_hash=hash_token(ADMIN_TOKEN),
                 keyring=Keyring(data, settings.secret_key, settings.encryption_keys),
@@ -196,11 +195,11 @@ async def _narrate(world: World, supervisor: Any) -> None:
                 )
 
 
-def _environment(dsn: str, secret: str, *, rare: bool) -> dict[str, str]:
+def _environment(dsn: str, secret: bytes, *, rare: bool) -> dict[str, str]:
     return {
         "RELAY_DATABASE__URL": dsn,
-        "RELAY_SECRET_KEY": secret,
-        "RELAY_ENCRYPTION_KEYS": base64.urlsafe_b64encode(bytes.fromhex(secret)).decode(),
+        "RELAY_SECRET_KEY": secret.hex(),
+        "RELAY_ENCRYPTION_KEYS": base64.urlsafe_b64encode(secret).decode(),
         "RELAY_SMTP__DOMAINS": DOMAIN,
         "RELAY_SMTP__CAPTURE": "off",
         "RELAY_HTTP__PUBLIC_URL": "http://relay.example",

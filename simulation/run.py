@@ -23,11 +23,13 @@ from simulation.around import (
     dns,
     exchangers,
     hooks,
+    people,
     probe,
     programs,
     readers,
     reports,
     senders,
+    shop,
 )
 from simulation.database import Database, Server
 from simulation.faults import KINDS, Fault, plan
@@ -78,7 +80,9 @@ async def simulate(
     database.make()
     _log_into(world, str(directory))
 
+    from relay.db.hosts import Hosts
     from relay.db.migrate import migrate
+    from relay.db.pool import Pool
 
     hosts = [f"n{number}" for number in range(1, nodes + 1)]
     around = Around(world, network, history, hosts)
@@ -93,6 +97,7 @@ async def simulate(
                 "UPDATE relay.plans SET max_messages = %s, max_bytes = %s WHERE name = 'free'",
                 QUOTA,
             )
+        around.sql = Pool(database.dsn, size=2, hosts=Hosts())
         dns.open_dns(around)
         for host in SERVERS:
             await nursery.start(exchangers.upstream, around, host)
@@ -161,7 +166,8 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     from relay.devices.noise import KeyPair
 
     rng = world.rng("devices")
-    keys = [KeyPair.from_private(rng.randbytes(32)) for _ in range(3)]
+    around.device_keys = [KeyPair.from_private(rng.randbytes(32)) for _ in range(4)]
+    keys = around.device_keys[:3]
     nursery.start_soon(senders.mailbox_maker, around, "maker", 60.0)
     nursery.start_soon(readers.reader, around, "reader", 45.0)
     for number in range(1, 4):
@@ -169,10 +175,12 @@ def _people(nursery: trio.Nursery, around: Around, world: World) -> None:
     for number in range(1, 3):
         nursery.start_soon(programs.program, around, f"program{number}", 20.0)
     nursery.start_soon(programs.submitter, around, "submitter1", 30.0)
-    nursery.start_soon(programs.person, around, "person", 30.0)
+    nursery.start_soon(people.person, around, "person", 30.0)
+    nursery.start_soon(shop.shop, around, "shop", 60.0)
+    nursery.start_soon(shop.moderator, around, "moderator", 120.0)
     nursery.start_soon(devices.pusher, around, "pusher", 30.0, keys)
-    for number, key in enumerate(keys, 1):
-        nursery.start_soon(devices.device, around, f"device{number}", key, 30.0)
+    for number, key in enumerate(keys):
+        nursery.start_soon(devices.device, around, number, key, 30.0)
     if world.kind.returns:
         around.took = partial(reports.take, around)
         nursery.start_soon(reports.administrator, around, "administrator", 300.0)

@@ -9,6 +9,7 @@ Times are virtual seconds since the beginning.  The wall clock began at `EPOCH`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -58,6 +59,11 @@ class World:
         if name not in self._rngs:
             self._rngs[name] = random.Random(f"{self.seed}/{name}")  # noqa: S311 - a simulation
         return self._rngs[name]
+
+    @property
+    def secret(self) -> bytes:
+        """The key of all relays of this world: what they sign letters by, and are known by."""
+        return hashlib.sha256(f"{self.seed}".encode()).digest()
 
     @property
     def here(self) -> random.Random:

@@ -4,7 +4,8 @@ Each is a task on a host of its own, which goes on as its own chance says until 
 and writes into the history what it was told and what it saw.  All speak to the nodes over the
 simulated network, in the protocols that the nodes speak.
 
-- `senders` send mail in and make mailboxes; `programs` send through the relay, sign up, submit.
+- `senders` send mail in and make mailboxes; `programs` send through the relay, make accounts,
+  submit; `shop` makes and changes accounts by SQL; `people` open the links of letters.
 - `exchangers` are the servers that it hands mail to, `dns` what it asks for them, `reports` what
   they report afterwards; `hooks` receives webhooks.
 - `devices` leave blobs and fetch them.
@@ -15,15 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from simulation.day import after
-from simulation.history import Copy, History, Report
+from simulation.history import Copy, History, Letter, Report
 from simulation.network import Network
 from simulation.places import LEASE, SERVERS
 from simulation.world import NODE, World
+
+if TYPE_CHECKING:
+    from relay.db.pool import Pool
 
 _IN_HAND = 1.0  # seconds for which a node speaks of a message
 
@@ -39,12 +43,16 @@ class Around:
         self.history = history
         self.hosts = hosts
         self.stopped = trio.Event()
-        self.links: list[tuple[str, str]] = []
-        """Tokens of activations that came by letter: of whom, and the token."""
+        self.letters: list[Letter] = []
+        """Those that came and that nobody has opened yet."""
         self.coming_back: list[tuple[str, Report]] = []
         """What servers have still to report, and of which return path."""
         self.took: Callable[[Copy, str, Sequence[bytes]], None] | None = None
         """Called with what a server took, with its return path and its lines."""
+        self.sql: Pool | None = None
+        """By which those who write SQL do."""
+        self.device_keys: list[Any] = []
+        """Of the devices; the last is the probe's."""
         self.peers_fail = 0
         """Faults for which those to whom the relay speaks misbehave now."""
         self._numbers = 0

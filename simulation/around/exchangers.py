@@ -11,13 +11,14 @@ import trio
 
 from simulation.around import Around
 from simulation.around.talk import BROKEN, Talk
-from simulation.history import TEXT, Copy, Refusal
+from simulation.history import ACTIVATION, RECOVERY, TEXT, Copy, Letter, Refusal
 from simulation.keys import ANOTHER, OWN, serving
 from simulation.places import NOBODY, SERVERS, SMTP, SUBMITS_FROM, UPSTREAM
 from simulation.world import NODE
 
 _MARKER = re.compile(rb"^Subject: (M-[\w-]+)", re.MULTILINE)
-_TOKEN = re.compile(rb"/activate\?token=([\w.%~-]+)")
+_LINK = re.compile(rb"/(activate|recover)\?token=([\w-]+)")
+_CODE = re.compile(rb"enter this code: ([0-9]+)")
 _LETTER = re.compile(rb"^Message-ID: <([^>]+)>", re.MULTILINE)
 
 
@@ -202,7 +203,18 @@ class _Conversation:
                     "message.delivered", marker=marker, recipient=recipient, key=self._key
                 )
                 around.busy(self._peer)
-                if link := _TOKEN.search(raw):
-                    around.links.append((recipient, link.group(1).decode()))
+                if link := _LINK.search(raw):
+                    self._bring(copy, link, _CODE.search(raw))
         await self._talk.say(refusal or b"250 ok\r\n")
         copy.told = True
+
+    def _bring(self, copy: Copy, link: re.Match[bytes], code: re.Match[bytes] | None) -> None:
+        """Let whom a letter is to have it."""
+        action = RECOVERY if link.group(1) == b"recover" else ACTIVATION
+        letter = Letter(
+            copy.recipient, action, link.group(2).decode(),
+            code.group(1).decode() if code else "", copy.at, copy.letter,
+        )  # fmt: skip
+        if all(each.id != letter.id for each in self._around.history.letters):
+            self._around.letters.append(letter)
+        self._around.history.letters.append(letter)

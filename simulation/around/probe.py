@@ -9,11 +9,12 @@ from typing import Any
 import trio
 
 from simulation.around import Around
+from simulation.around.devices import Device, post
 from simulation.around.hooks import verify
 from simulation.around.readers import delete_message, follow, read_list, wait
 from simulation.around.senders import hand_in, text
 from simulation.around.talk import HttpFailed, ask, call, instant, virtual
-from simulation.history import TEXT, Answer, Look, Mail, Mailbox, Wish
+from simulation.history import TEXT, Answer, Blob, Look, Mail, Mailbox, Wish
 from simulation.kind import QUOTA
 from simulation.places import ADMIN_TOKEN, DOMAIN, HOOKS
 from simulation.world import NODE
@@ -35,6 +36,24 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
     it refuses or takes long for.  A sweep would find the same, but rarely that soon.  `is_open`:
     whether a mailbox is marked as one that takes mail."""
     NODE.set("probe")
+    async with trio.open_nursery() as nursery:
+        # A device that is at every node: each gives it what is left for it at any.
+        number = len(around.device_keys) - 1
+        for host in around.hosts:
+            nursery.start_soon(Device(around, number, around.device_keys[-1]).come, host, None)
+        await trio.sleep(SOON)
+        there = {each.node for each in around.history.visits if each.device == number}
+        around.history.late += [
+            f"{host}: nothing is wrong, and a device is kept out"
+            for host in around.hosts
+            if host not in there
+        ]
+        await _ask(around, is_open)
+        await trio.sleep(3 * SOON)  # until what came is acknowledged
+        nursery.cancel_scope.cancel()
+
+
+async def _ask(around: Around, is_open: Callable[[str], bool]) -> None:
     rng = around.world.rng("probe")
     history = around.history
     async with trio.open_nursery() as ends:
@@ -59,6 +78,12 @@ async def probe(around: Around, is_open: Callable[[str], bool]) -> None:
             history.sends[f"{marker}/{to}"] = answer
             await trio.sleep(max(0.0, wish.send_at + history.apart - around.world.now()))
             await _soon(around, marker, answer, lambda: {copy.marker for copy in history.copies})
+
+            blob = Blob(around.marker("blob"), len(around.device_keys) - 1)
+            blob.envelope = blob.marker.encode() + b"\0"
+            history.blobs[blob.marker] = blob
+            await post(around, host, blob, around.device_keys[-1])
+            await _soon(around, blob.marker, blob.answer, lambda: _at_all(around))
 
             mailbox = await _made(around, host, 10_000, tells=True)
             if mailbox is not None:
@@ -195,6 +220,15 @@ async def _look_at_signatures(around: Around, host: str, address: str) -> None:
         around.history.late.append(f"{address}: nothing is wrong, and its secret is not shown")
         return
     verify(around.history.posts, shown["secret"])
+
+
+def _at_all(around: Around) -> set[str]:
+    """Return the blobs that have come from every node."""
+    return {
+        marker
+        for marker, seen in around.history.received.items()
+        if {each.visit.node for each in seen} >= set(around.hosts)
+    }
 
 
 async def _soon(around: Around, what: str, answer: Answer, seen: Callable[[], set[str]]) -> None:

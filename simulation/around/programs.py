@@ -1,4 +1,4 @@
-"""Who sends through the relay: programs, by HTTP and by submission; and who signs up."""
+"""Who sends through the relay: programs, by HTTP and by submission."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 
 from simulation.around import Around
 from simulation.around.talk import BROKEN, PATIENCE, HttpFailed, Talk, ask, call, instant
-from simulation.history import SUPPRESS, TEXT, Answer, Wish
+from simulation.history import ACTIVATION, RECOVERY, SUPPRESS, TEXT, Answer, Wish
 from simulation.places import ADMIN_TOKEN, DOMAIN, LOOPBACK, NOBODY, SUBMISSION, SUBMITS_FROM
 from simulation.world import NODE
 
@@ -32,7 +32,7 @@ async def program(around: Around, name: str, mean: float) -> None:
     while await around.pause(rng, mean):
         host = around.choose(rng)
         does = rng.random()
-        if does < 0.3:
+        if does < 0.22:
             email = f"{around.marker('acc').lower()}@people.example"
             answer = await ask(
                 around, host, "/api/v1/accounts", {"email": email, "login": email}, 201, email
@@ -40,13 +40,19 @@ async def program(around: Around, name: str, mean: float) -> None:
             around.history.accounts[email] = answer
             around.world.tell("account.answered", email=email, answer=answer)
             continue
-        known = [each for each in around.history.activated if each in around.history.ids]
-        if does < 0.4 and known:
+        asks, action = ("resend", ACTIVATION) if does < 0.26 else ("recover", RECOVERY)
+        known = [
+            email
+            for email in around.history.accounts
+            if email in around.history.ids
+            and (email in around.history.activated) == (action == RECOVERY)
+        ]
+        if does < 0.34 and known:
             email = rng.choice(known)
-            path = f"/api/v1/accounts/{around.history.ids[email][0]}/recover"
+            path = f"/api/v1/accounts/{around.history.ids[email][0]}/{asks}"
             answer = await ask(around, host, path, None, 202)
-            around.history.recoveries.setdefault(email, []).append(answer)
-            around.world.tell("recovery.answered", email=email, answer=answer)
+            around.history.asked.setdefault(email, []).append((action, answer))
+            around.world.tell("letter.answered", email=email, asks=asks, answer=answer)
             continue
         if does > 0.9 and keyed:
             gone = {each.recipient for each in around.history.reports if each.what in SUPPRESS}
@@ -193,30 +199,3 @@ async def _submit(
                 return (Answer.DOUBT if code == 451 else Answer.REFUSED), f"dot {code}"
     except (*BROKEN, ValueError) as error:
         return (Answer.DOUBT if dot else Answer.REFUSED), type(error).__name__
-
-
-async def person(around: Around, name: str, mean: float) -> None:
-    """Open the links of letters that came, now and then one twice."""
-    NODE.set(name)
-    rng = around.world.rng(name)
-    while await around.pause(rng, mean):
-        if not around.links:
-            continue
-        email, token = around.links.pop(rng.randrange(len(around.links)))
-        for _ in range(rng.choice((1, 1, 2))):
-            host = around.choose(rng)
-            try:
-                status, _ = await call(
-                    around, host, "POST", "/api/v1/tokens/consume", {"token": token}
-                )
-            except HttpFailed:
-                status = 0
-            around.world.tell("token.answered", email=email, status=status)
-            if status == 200:
-                around.history.activated.append(email)
-                around.history.consumed[token] += 1
-            elif status not in {0, 503} and not around.history.consumed[token]:
-                break  # it has expired, or what became of it before was not heard
-            elif status != 400:
-                around.links.append((email, token))
-                break

@@ -957,4 +957,210 @@ BUGS = (
         "its submitter was told that it failed: sent",
         seed=5,
     ),
+    Planted(
+        "a blob that has expired is delivered",
+        "relay/devices/postgres.py",
+        "                          AND expires_at > clock_timestamp()\n",
+        "",
+        "s after its end",
+        faults="partition,freeze",
+    ),
+    Planted(
+        "that a blob is deleted already counts as durable",
+        "relay/devices/postgres.py",
+        "device_delete(%b, %b), pg_logical_emit_message(true, 'relay', '')",
+        "device_delete(%b, %b), 1",
+        "came again after its device had learned that it is gone",
+        faults="failover",
+    ),
+    Planted(
+        "of one blob that expired nobody is told",
+        "relay/devices/receive.py",
+        "        if found.count:\n",
+        "        if found.count > 1:\n",
+        "there are still",
+        seed=2,
+        days="0.003",
+    ),
+    Planted(
+        "what a device was told of is not put down",
+        "relay/devices/receive.py",
+        "await self._store.told(self._key, found.mark)",
+        "await self._store.told(self._key, found.count)",
+        "blobs have expired, and",
+        seed=2,
+        days="0.003",
+    ),
+    Planted(
+        "the youngest blob comes first",
+        "relay/devices/postgres.py",
+        "            WHERE up_to <= %b\n               OR position = 1\n            ORDER BY id\n",
+        "            WHERE up_to <= %b\n               OR position = 1\n"
+        "            ORDER BY id DESC\n",
+        "and is not younger",
+    ),
+    Planted(
+        "a device gets what is left for others",
+        "relay/devices/postgres.py",
+        "                        WHERE recipient = %b  -- the primary key\n",
+        "                        WHERE recipient >= %b\n",
+        ": went to device",
+        days="0.003",
+    ),
+    Planted(
+        "an acknowledgement deletes what is another device's",
+        "relay/db/migrations/0005_devices.sql",
+        "    WHERE b.recipient = d.recipient\n      AND b.id = d.id;\n$$;",
+        "    WHERE b.id = d.id;\n$$;",
+        "acknowledged, and its device never got it",
+    ),
+    Planted(
+        "a blob lives as long as any",
+        "relay/devices/postgres.py",
+        "seconds = self._ttl if ttl is None else min(ttl, self._ttl)",
+        "seconds = self._ttl",
+        ": was to live for",
+        days="0.003",
+    ),
+    Planted(
+        "what is pushed together is stored in any order",
+        "relay/devices/push.py",
+        "                    await trio.lowlevel.cancel_shielded_checkpoint()\n",
+        "",
+        ": was pushed after",
+    ),
+    Planted(
+        "the listener does not hear of blobs",
+        "relay/db/channels.py",
+        "    WEBHOOKS,\n    DEVICES,",
+        "    WEBHOOKS,",
+        "nothing is wrong, and it takes over",
+        days="0.003",
+    ),
+    Planted(
+        "that a link is used already counts as durable",
+        "relay/lifecycle/consumption.py",
+        "rows = await self._pool.fetch_durable(_USED, (secret,))",
+        "rows = await self._pool.fetch(_USED, (secret,))",
+        "its link was of no use from",
+        faults="failover",
+    ),
+    Planted(
+        "a link that is used is good",
+        "relay/lifecycle/consumption.py",
+        "                  AND t.consumed_at IS NULL\n"
+        "                  AND t.expires_at > extract(epoch FROM clock_timestamp())\n"
+        "                  AND a.status = %(status)s::relay.account_status\n"
+        "                FOR NO KEY UPDATE OF a\n            )\n"
+        "            UPDATE relay.tokens t\n"
+        "            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))\n"
+        "            FROM fit\n            WHERE t.id = fit.id\n"
+        "              AND t.consumed_at IS NULL\n",
+        "                  AND t.expires_at > extract(epoch FROM clock_timestamp())\n"
+        "                  AND a.status = %(status)s::relay.account_status\n"
+        "                FOR NO KEY UPDATE OF a\n            )\n"
+        "            UPDATE relay.tokens t\n"
+        "            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))\n"
+        "            FROM fit\n            WHERE t.id = fit.id\n",
+        "its link is good once",
+    ),
+    Planted(
+        "the page of a link that is used offers it still",
+        "relay/lifecycle/consumption.py",
+        "                  AND t.consumed_at IS NULL\n"
+        "                  AND t.expires_at > extract(epoch FROM clock_timestamp())\n"
+        "                  AND a.status = %(status)s::relay.account_status\n            )\n",
+        "                  AND t.expires_at > extract(epoch FROM clock_timestamp())\n"
+        "                  AND a.status = %(status)s::relay.account_status\n            )\n",
+        "its link was of no use from",
+    ),
+    Planted(
+        "a letter leads to the page of the other kind",
+        "relay/lifecycle/letters.py",
+        'return f"{self._base}{action.path}?token=',
+        'return f"{self._base}/activate?token=',
+        "got a letter that is not of its token",
+        days="0.003",
+    ),
+    Planted(
+        "a letter has the code of the last one",
+        "relay/lifecycle/token_mailer.py",
+        "                    code=row.code,\n",
+        "                    code=rows[0].code[::-1],\n",
+        "got a letter that is not of its token",
+        days="0.003",
+    ),
+    Planted(
+        "another letter ends the links of those before",
+        "relay/db/migrations/0004_lifecycle.sql",
+        "    INSERT INTO relay.tokens (account, action) VALUES (account, action) RETURNING",
+        "    UPDATE relay.tokens t SET expires_at = 0 WHERE t.account = account;\n"
+        "    INSERT INTO relay.tokens (account, action) VALUES (account, action) RETURNING",
+        "got a letter whose token there is not",
+    ),
+    Planted(
+        "of two who use a link at once both hear that it was good",
+        "relay/lifecycle/consumption.py",
+        "                FOR NO KEY UPDATE OF a\n            )\n"
+        "            UPDATE relay.tokens t\n"
+        "            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))\n"
+        "            FROM fit\n            WHERE t.id = fit.id\n"
+        "              AND t.consumed_at IS NULL\n",
+        "            )\n"
+        "            UPDATE relay.tokens t\n"
+        "            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))\n"
+        "            FROM fit\n            WHERE t.id = fit.id\n",
+        "its link is good once",
+    ),
+    Planted(
+        "a link is good after its end",
+        "relay/lifecycle/consumption.py",
+        "                  AND t.expires_at > extract(epoch FROM clock_timestamp())\n"
+        "                  AND a.status = %(status)s::relay.account_status\n"
+        "                FOR NO KEY UPDATE OF a\n            )\n"
+        "            UPDATE relay.tokens t\n"
+        "            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))\n"
+        "            FROM fit\n            WHERE t.id = fit.id\n"
+        "              AND t.consumed_at IS NULL\n"
+        "              AND t.expires_at > extract(epoch FROM clock_timestamp())\n",
+        "                  AND a.status = %(status)s::relay.account_status\n"
+        "                FOR NO KEY UPDATE OF a\n            )\n"
+        "            UPDATE relay.tokens t\n"
+        "            SET consumed_at = floor(extract(epoch FROM clock_timestamp()))\n"
+        "            FROM fit\n            WHERE t.id = fit.id\n"
+        "              AND t.consumed_at IS NULL\n",
+        ", after its end",
+    ),
+    Planted(
+        "a letter goes out after its token's end",
+        "relay/db/migrations/0054_tls_optional.sql",
+        "                   OR t.expires_at <= extract(epoch FROM clock_timestamp()) AS over,",
+        "                   OR false AS over,",
+        ": its letter came",
+        faults="peer",
+    ),
+    Planted(
+        "the end of a suspension activates",
+        "relay/db/migrations/0004_lifecycle.sql",
+        "        IF OLD.activated_at IS NULL THEN\n",
+        "        IF false THEN\n",
+        ": is active, and nobody activated it",
+    ),
+    Planted(
+        "a link that was refused for now stays refused",
+        "relay/lifecycle/consumption.py",
+        "            await self._confirm(verified.secret)\n",
+        "            self.remember(verified.secret, 900)\n",
+        ": its link was refused at",
+    ),
+    Planted(
+        "an account may use its link while it is suspended",
+        "relay/lifecycle/consumption.py",
+        "                  AND a.status = %(status)s::relay.account_status\n"
+        "                FOR NO KEY UPDATE OF a\n",
+        "                  AND (a.status = %(status)s::relay.account_status"
+        " OR a.status = 'suspended')\n"
+        "                FOR NO KEY UPDATE OF a\n",
+        ", while it was suspended",
+    ),
 )

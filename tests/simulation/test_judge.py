@@ -5,9 +5,9 @@ What was kept stands in a database, which has the relay's own schema; its rows a
 """
 
 import ast
+import base64
 import inspect
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,13 +18,18 @@ import psycopg
 import pytest
 import trio
 
-from simulation import judge, judge_mailboxes
+from simulation import judge, judge_devices, judge_letters, judge_mailboxes
 from simulation.faults import BESIDE
 from simulation.history import (
+    ACTIVATION,
+    RECOVERY,
     Answer,
     Blob,
+    Click,
     Copy,
+    Delivery,
     History,
+    Letter,
     Look,
     Mail,
     Mailbox,
@@ -32,7 +37,9 @@ from simulation.history import (
     Refusal,
     Report,
     Reported,
+    Suspension,
     Trouble,
+    Visit,
     Wish,
 )
 from simulation.keys import ANOTHER, OWN
@@ -106,9 +113,18 @@ def tried(number: int, outcome: str, phase: str = "dot", code: int | None = None
     return "outbound_tries", {"message_id": UUID(int=number), **values}
 
 
-def letter(subject: str = ACTIVATE, to: str = ANN, when: float = 100.0) -> Row:
+def letter(
+    subject: str = ACTIVATE, to: str = ANN, when: float = 100.0, number: int = 0, **more: Any
+) -> Row:
     """A letter to who has an account, and when its token was taken."""
-    return queued("sent", subject, to, when)
+    return queued(more.get("status", "sent"), subject, to, when, number)
+
+
+def of_token(number: int, letter: int) -> Row:
+    """Of which token a letter in the queue is."""
+    ids = {"id": UUID(int=letter), "content_id": uuid4(), "owner": uuid4(), "token": number}
+    to = {"recipient": ANN, "address": ANN, "domain": "people.example", "priority": 1}
+    return "outbound_letters", {**ids, **to}
 
 
 def account(email: str = ANN, number: int = 1, status: str = "provisioned") -> Row:
@@ -116,10 +132,24 @@ def account(email: str = ANN, number: int = 1, status: str = "provisioned") -> R
     return "accounts", {"id": number, "email": email, "login": email, "status": status}
 
 
-def token(number: int, when: int, action: str = "activation", account: int = 1) -> Row:
+def token(number: int, when: int, action: str = ACTIVATION, account: int = 1, **more: Any) -> Row:
     """A token, and when it was made."""
-    values = {"id": number, "account": account, "action": action}
-    return "tokens", {**values, "created_at": EPOCH + when}
+    values = {"id": number, "account": account, "action": action, "created_at": EPOCH + when}
+    secret = {"secret": bytes([number]) * 32, "code": "00001", "expires_at": EPOCH + when + 900}
+    return "tokens", {**values, **secret, **more}
+
+
+def signed_up(status: str = "provisioned", letter_is: str = "sent", **more: Any) -> tuple[Row, ...]:
+    """An account, its token (until 950), and that one's letter in the queue."""
+    made = token(1, 50, **more)
+    return account(status=status), made, letter(number=9, status=letter_is), of_token(1, 9)
+
+
+def recovering(**more: Any) -> tuple[Row, ...]:
+    """An active account, and a recovery with its letter."""
+    used = token(1, 50, consumed_at=EPOCH + 60)
+    asked = token(2, 50, RECOVERY, **more)
+    return account(status="active"), used, asked, letter(RECOVER, number=8), of_token(2, 8)
 
 
 def suppressed(address: str = TO, when: float = 50.0) -> Row:
@@ -155,9 +185,44 @@ def wish(when: float = 100.0, *said: Answer, **more: Any) -> dict[str, Wish]:
     return {"M-out-1": Wish(when, said=list(said), **more)}
 
 
-def blob(answer: Answer) -> dict[str, Blob]:
+def came(number: int = 1, **more: Any) -> Letter:
+    """A letter that came to Ann."""
+    values = {"recipient": ANN, "action": ACTIVATION, "token": link(number), "code": ""}
+    return Letter(**{**values, "at": 100.0, "id": LETTER, **more})
+
+
+def link(number: int) -> str:
+    """What the link of a token spells."""
+    return base64.urlsafe_b64encode(bytes([number]) * 32 + bytes(32)).decode().rstrip("=")
+
+
+def click(status: int, when: float = 200.0, number: int = 1, **more: Any) -> Click:
+    """Somebody has used a link; it took a second."""
+    said = (ACTIVATION, ANN) if status == 200 and "looks" not in more else None
+    return Click(**{"said": said, **more}, token=link(number), status=status, asked_at=when,
+                 answered_at=when + 1.0)  # fmt: skip
+
+
+def opened(*clicks: Click, **more: Any) -> dict[str, Any]:
+    """What was seen of an account whose letter came, and of its link."""
+    return {"accounts": {ANN: KEPT}, "letters": [came()], "clicks": [*clicks], **more}
+
+
+def blob(answer: Answer, **more: Any) -> dict[str, Blob]:
     """A blob that was left."""
-    return {"M-blob-1": Blob("M-blob-1", 0, answer)}
+    return {"M-blob-1": Blob("M-blob-1", 0, answer, **more)}
+
+
+def got(
+    *whens: float, marker: str = "M-blob-1", visit: Visit | None = None, **more: Any
+) -> dict[str, list[Delivery]]:
+    """A blob that came to a device, in a session or in one for each time."""
+    seen = []
+    for when in whens:
+        inside = visit or Visit(more.get("device", 0), "n1", when - 0.5, whole=True)
+        seen.append(Delivery(marker, when, more.get("number", 1), inside, more.get("says", b"")))
+        inside.got.append(seen[-1])
+    return {marker: seen}
 
 
 def report(what: Reported, answer: Answer = KEPT) -> list[Report]:
@@ -230,8 +295,8 @@ def overtaken(
 ) -> tuple[Row, ...]:
     """Ann's activation, made and taken, and Bob's recovery, made and taken."""
     return (
-        *TWO, token(1, made), letter(when=when),
-        token(2, since, "password_recovery", 2), letter(RECOVER, BOB, then),
+        *TWO, token(1, made), letter(when=when, number=11), of_token(1, 11),
+        token(2, since, RECOVERY, 2), letter(RECOVER, BOB, then, number=12), of_token(2, 12),
     )  # fmt: skip
 
 
@@ -240,10 +305,37 @@ AGAIN = "M-blob-1: delivered after it was acknowledged, without excuse"
 
 def again(when: float) -> dict[str, Any]:
     """A blob that came, was acknowledged at 11, and came again."""
-    seen = {"received": {"M-blob-1": [10.0, when]}, "acknowledged": {"M-blob-1": 11.0}}
+    seen = {"received": got(10.0, when), "acknowledged": {"M-blob-1": 11.0}}
     return {"blobs": blob(KEPT), **seen}
 
 
+PUT = blob(KEPT, at=10.0, answered_at=11.0)
+TWIN = [Delivery("M-blob-1", 11.0, 2, Visit(0, "n1", 9.0))]
+ENDS = blob(KEPT, at=5.0, answered_at=5.0, lives=15.0, expires_at=20.0)
+PAIR = {marker: Blob(marker, 0, KEPT, session="M-blob-1") for marker in ("M-blob-1", "M-blob-2")}
+
+
+def came_there(when: float) -> dict[str, Any]:
+    """A blob that came in a session that had begun before it was left."""
+    visit = Visit(0, "n1", 9.0)
+    return {"visits": [visit], "received": got(when, visit=visit)}
+
+
+def in_one_session(*markers: str) -> dict[str, Any]:
+    """Two blobs, of which the first was pushed first, that came in this order."""
+    visit = Visit(0, "n1", 9.0)
+    seen = [got(10.0, marker=each, visit=visit, number=int(each[-1])) for each in markers]
+    return {"visits": [visit], "received": seen[0] | seen[1]}
+
+
+FIRST = [came()]
+USED = [click(0)]
+RECOVERS = {
+    **opened(*USED, asked={ANN: [(RECOVERY, KEPT)]}),
+    "letters": [*FIRST, came(2, action=RECOVERY, code="00001", id="another")],
+}
+SUSPENDED = Suspension(ANN, 190.0, 191.0, 200.5, 202.0)
+ACTIVE = signed_up("active", consumed_at=EPOCH + 201)
 BEFORE = f"{ANN}: went before the recovery of {BOB}, which had waited"
 
 CASES: list[tuple[str, Seen, list[Seen]]] = [
@@ -823,47 +915,244 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
     (
         f"{ANN}: 201 was said, and there is no account",
         world(accounts={ANN: KEPT}),
-        [world(account(), letter(), accounts={ANN: KEPT}), world(accounts={ANN: DOUBT})],
+        [world(*signed_up(), **opened()), world(accounts={ANN: DOUBT})],
+    ),
+    (
+        f"{ANN}: was refused, and there is an account",
+        world(*signed_up(), **opened(accounts={ANN: REFUSED})),
+        [world(*signed_up(), **opened()), world(accounts={ANN: REFUSED})],
     ),
     (
         f"{ANN}: one token, 2 letters",
-        world(account(), letter(), letter(), accounts={ANN: KEPT}),
+        world(*signed_up(), letter(number=7), of_token(1, 7), **opened()),
+        [world(*signed_up(), **opened()), world(*signed_up(), *recovering()[2:], **RECOVERS)],
+    ),
+    (
+        f"{ANN}: one token, and 2 letters came",
+        world(*signed_up(), **opened(letters=[came(), came(id="another")])),
+        [world(*signed_up(), **opened(letters=[came(), came(at=105.0)]))],
+    ),
+    (
+        f"{ANN}: has an account and got no letter",
+        world(*signed_up()[:2], **opened()),
+        [world(*signed_up(), **opened()), world(accounts={ANN: DOUBT})],
+    ),
+    (
+        f"{ANN}: got a letter whose token there is not",
+        world(*signed_up(), **opened(letters=[came(), came(2)])),
+        [world(*signed_up(), **opened())],
+    ),
+    *(
+        (
+            f"{ANN}: got a letter that is not of its token",
+            world(*recovering(), **{**RECOVERS, "letters": [*FIRST, wrong]}),
+            [world(*recovering(), **RECOVERS)],
+        )
+        for wrong in (
+            came(2, action=RECOVERY, code="00002", id="another"),
+            came(2, id="another"),
+        )
+    ),
+    (
+        f"{ANN}: got a letter that is not of its token",
+        world(
+            *signed_up(), account(BOB, 2), token(2, 50, account=2),
+            **opened(letters=[came(), came(2)]),
+        ),
+        [],
+    ),
+    (
+        f"{ANN}: its letter is said to be sent, and nobody got it",
+        world(*signed_up(), **opened(letters=[])),
+        [world(*signed_up(), **opened())],
+    ),
+    (
+        f"{ANN}: its letter is bounced, and nobody refused it",
+        world(*signed_up(letter_is="bounced"), **opened(letters=[])),
         [
-            world(account(), letter(), letter(to=BOB), accounts={ANN: KEPT}),
             world(
-                account(), letter(), letter(RECOVER), accounts={ANN: KEPT},
-                recoveries={ANN: [KEPT]},
+                *signed_up(letter_is="bounced"),
+                **opened(letters=[], refusals=[Refusal(ANN, 140.0, "n1")]),
             ),
         ],
     ),
     (
-        f"{ANN}: has an account and got no letter",
-        world(account(), accounts={ANN: DOUBT}),
-        [world(account(), letter(), accounts={ANN: DOUBT}), world(accounts={ANN: DOUBT})],
-    ),
-    (
-        f"{ANN}: was told that it is active, and is provisioned",
-        world(account(), activated=[ANN, ANN]),
-        [world(account(status="active"), activated=[ANN]), world(account())],
-    ),
-    (
-        f"{ANN}: 202 was said to 1 recoveries, and it got 0 letters",
-        world(recoveries={ANN: [KEPT, DOUBT]}),
+        f"{ANN}: its letter ({ACTIVATION}) is cancelled, and never came",
+        world(*signed_up(letter_is="cancelled"), **opened(letters=[])),
         [
-            world(letter(RECOVER), recoveries={ANN: [KEPT, DOUBT]}),
-            world(letter(RECOVER), letter(RECOVER), recoveries={ANN: [KEPT, DOUBT]}),
-            world(recoveries={ANN: [DOUBT]}),
+            world(*signed_up(letter_is="held"), **opened(letters=[])),
+            world(*signed_up("active", "cancelled"), **opened(click(0), letters=[])),
+            world(
+                *signed_up(letter_is="cancelled", expires_at=EPOCH + 930), **opened(letters=[])
+            ),
+            world(
+                *signed_up(letter_is="cancelled"), **opened(letters=[]),
+                suspensions=[Suspension(ANN, 500.0, ended=510.0)],
+            ),
         ],
     ),
     (
-        f"{ANN}: 202 was said to 1 recoveries, and it got 2 letters",
-        world(letter(RECOVER), letter(RECOVER), recoveries={ANN: [KEPT, REFUSED]}),
-        [world(letter(RECOVER), letter(RECOVER), recoveries={ANN: [KEPT, KEPT]})],
+        f"{ANN}: its letter ({RECOVERY}) is not there, and never came",
+        world(*recovering()[:3], letter(), **{**RECOVERS, "letters": FIRST}),
+        [
+            world(
+                *recovering(consumed_at=EPOCH + 70)[:3], letter(),
+                **{**RECOVERS, "letters": FIRST, "clicks": [*USED, click(0, number=2)]},
+            ),
+        ],
     ),
     (
-        "ra1b2: is good once, and was good 2 times",
-        world(consumed=Counter(ra1b2=2)),
-        [world(consumed=Counter(ra1b2=1))],
+        f"{ANN}: was promised 2 letters ({ACTIVATION}), and has 1 tokens",
+        world(*signed_up(), **opened(), asked={ANN: [(ACTIVATION, KEPT), (ACTIVATION, DOUBT)]}),
+        [
+            world(*signed_up(), **opened(), asked={ANN: [(ACTIVATION, DOUBT), (RECOVERY, DOUBT)]}),
+            *(
+                world(*signed_up("suspended"), token(2, 60), **opened(), asked={ANN: [each]})
+                for each in ((ACTIVATION, KEPT), (ACTIVATION, DOUBT))
+            ),
+        ],
+    ),
+    (
+        f"{ANN}: was promised 0 letters ({RECOVERY}), and has 1 tokens",
+        world(*recovering(), **{**RECOVERS, "asked": {ANN: [(RECOVERY, REFUSED)]}}),
+        [world(*recovering(), **{**RECOVERS, "asked": {ANN: [(RECOVERY, DOUBT)]}})],
+    ),
+    (
+        f"{ANN}: its letter was queued 30.000 s after its end",
+        world(*signed_up(expires_at=EPOCH + 70), **opened()),
+        [world(*signed_up(expires_at=EPOCH + 76), **opened())],
+    ),
+    (
+        f"{ANN}: its letter came 70.000 s after its end",
+        world(
+            *signed_up(expires_at=EPOCH + 90), **opened(letters=[came(at=160.0)]),
+            troubles=trouble("kill", 80.0, 170.0),
+        ),
+        [
+            world(*signed_up(expires_at=EPOCH + 96), **opened(letters=[came(at=160.0)])),
+            *(
+                world(
+                    *signed_up(expires_at=EPOCH + 90), **opened(letters=[came(at=160.0)]),
+                    troubles=trouble(kind, 80.0, 91.0),
+                )
+                for kind in ("freeze", "partition")
+            ),
+        ],
+    ),
+    (
+        f"{ANN}: 200 was said to the end of its suspension, and it is on",
+        world(*signed_up("suspended"), **opened(), suspensions=[SUSPENDED]),
+        [
+            world(*signed_up(), **opened(), suspensions=[SUSPENDED]),
+            world(
+                *signed_up("suspended"), **opened(), activated=[ANN],
+                suspensions=[SUSPENDED, Suspension(ANN, 300.0, 301.0, 303.0)],
+            ),
+        ],
+    ),
+    # Links
+    (
+        f"{ANN}: its link was good at 201.000, while it was suspended",
+        world(*ACTIVE, **opened(click(200)), suspensions=[Suspension(ANN, 198.0, 199.0, 202.0)]),
+        [
+            world(*ACTIVE, **opened(click(200)), suspensions=[Suspension(*each)])
+            for each in (
+                (BOB, 198.0, 199.0, 202.0), (ANN, 198.0, 200.5), (ANN, 198.0, 199.0, 200.5)
+            )
+        ],
+    ),
+    (
+        f"{ANN}: was told that it is active, and is provisioned",
+        world(account(), letter(), activated=[ANN, ANN]),
+        [world(account(status="active"), activated=[ANN]), world(account())],
+    ),
+    (
+        f"{ANN}: is active, and nobody activated it",
+        world(*signed_up("active"), **opened(click(200, looks=True))),
+        [world(*ACTIVE, **opened(click(503)))],
+    ),
+    (
+        f"{ANN}: its link is good once, and was good 2 times",
+        world(*ACTIVE, **opened(click(200), click(200, 205.0))),
+        [
+            world(*ACTIVE, **opened(click(200), click(400, 205.0))),
+            world(*ACTIVE, **opened(click(200), click(503), click(0, 205.0))),
+        ],
+    ),
+    (
+        f"{ANN}: 200 was said to its link, and that is not used",
+        world(*signed_up("active"), **opened(click(200))),
+        [world(*ACTIVE, **opened(click(200))), world(*signed_up(), **opened(click(503)))],
+    ),
+    (
+        f"{ANN}: its link is used, and nobody used it",
+        world(
+            *signed_up(consumed_at=EPOCH + 60),
+            **opened(click(200, looks=True), click(0, looks=True)),
+        ),
+        [world(*ACTIVE, **opened(click(0))), world(*ACTIVE, **opened(click(503)))],
+    ),
+    (
+        f"{ANN}: its link was good at 951.000, after its end",
+        world(*ACTIVE, **opened(click(200, 950.0))),
+        [world(*ACTIVE, **opened(click(200, 949.0)))],
+    ),
+    (
+        f"{ANN}: its link was taken for ('activation', '{BOB}')",
+        world(*ACTIVE, **opened(click(200, said=(ACTIVATION, BOB)))),
+        [world(*ACTIVE, **opened(click(200)))],
+    ),
+    *(
+        (
+            f"{ANN}: its link was refused at 201.000, and is good",
+            world(*signed_up(), **opened(click(400, **looks))),
+            [
+                world(*signed_up(expires_at=EPOCH + 201), **opened(click(400, **looks))),
+                world(*signed_up(), **opened(click(400, **looks)), suspensions=[SUSPENDED]),
+                world(*ACTIVE, **opened(click(503, 190.0), click(400, **looks))),
+                world(*ACTIVE, **opened(click(200, 200.5), click(400, **looks))),
+                world(
+                    *ACTIVE, token(2, 60),
+                    **opened(click(200), click(400, 202.0, number=2, **looks)),
+                    asked={ANN: [(ACTIVATION, KEPT)]},
+                ),
+                world(
+                    *signed_up(), **opened(click(400, **looks)),
+                    troubles=[Trouble("failover", 100.0, 195.0, how="beside")],
+                ),
+            ],
+        )
+        for looks in ({}, {"looks": True})
+    ),
+    (
+        f"{ANN}: its link was refused at 201.000, and is good",  # by the old primary, no more
+        world(
+            *signed_up(), **opened(click(400)),
+            troubles=[Trouble("failover", 100.0, 193.0, how="beside")],
+        ),
+        [],
+    ),
+    (
+        f"{ANN}: its link was of no use from 201.000 on, and is of some at 300.000",
+        world(*ACTIVE, **opened(click(0, 190.0), click(400), click(200, 299.0))),
+        [
+            world(*ACTIVE, **opened(click(0, 190.0), click(400, 299.5), click(200, 299.0))),
+            world(
+                *ACTIVE, **opened(click(400), click(200, 299.0)), suspensions=[SUSPENDED]
+            ),
+            world(
+                *ACTIVE, **opened(click(0, 190.0), click(400, looks=True), click(200, 299.0))
+            ),
+            world(
+                *ACTIVE, **opened(click(0, 190.0), click(400), click(200, 299.0)),
+                troubles=[Trouble("failover", 100.0, 195.0, how="beside")],
+            ),
+        ],
+    ),
+    (
+        f"{ANN}: its link was of no use from 201.000 on, and is of some at 300.000",
+        world(*ACTIVE, **opened(click(200), click(200, 299.0, looks=True))),
+        [world(*ACTIVE, **opened(click(200), click(200, 200.5, looks=True)))],
     ),
     # Whose token goes first
     (
@@ -872,6 +1161,7 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         [
             world(*overtaken(made=101)),  # nine seconds: it had waited, too
             world(*overtaken(then=113.0)),  # about as soon
+            world(*overtaken(), suspensions=[Suspension(BOB, 112.0)]),
             world(*overtaken(since=107)),  # about as late
             world(*overtaken(), troubles=trouble("kill", 111.0, 112.0)),
             world(*overtaken(), troubles=trouble("freeze", -60.0, -50.0)),
@@ -886,12 +1176,93 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
     (
         "M-blob-1: acknowledged, and its device never got it",
         world(blobs=blob(KEPT)),
-        [world(blobs=blob(KEPT), received={"M-blob-1": [10.0]}), world(blobs=blob(DOUBT))],
+        [
+            world(blobs=blob(KEPT), received=got(10.0)),
+            world(blobs=blob(DOUBT)),
+            world(blobs=blob(KEPT, lives=20.0, answered_at=1.0, expires_at=20.5)),
+        ],
+    ),
+    (
+        "M-blob-1: acknowledged while its device was there, and not delivered soon",
+        world(**came_there(13.0), blobs=PUT),
+        [
+            world(**came_there(11.5), blobs=PUT),
+            world(received=got(13.0), visits=[Visit(0, "n1", 9.5)], blobs=PUT),
+            world(received=got(13.0), visits=[Visit(0, "n1", 1.0, 11.5)], blobs=PUT),
+            world(received=got(13.0), visits=[Visit(1, "n1", 1.0)], blobs=PUT),
+            world(
+                **came_there(13.0), blobs=PUT,
+                troubles=trouble("kill", -70.0, -49.0, "n2"),
+            ),
+            world(visits=[Visit(0, "n1", 9.0)], blobs=blob(DOUBT, at=10.0, answered_at=11.0)),
+        ],
+    ),
+    (
+        "M-blob-1: acknowledged while its device was there, and not delivered soon",
+        world(
+            **came_there(13.0), blobs=PUT,
+            troubles=trouble("kill", -70.0, -51.0) + trouble("peer", 0.0, 20.0),
+        ),
+        [],
     ),
     (
         "M-blob-1: refused, and its device got it",
-        world(blobs=blob(REFUSED), received={"M-blob-1": [10.0]}),
-        [world(blobs=blob(DOUBT), received={"M-blob-1": [10.0]}), world(blobs=blob(REFUSED))],
+        world(blobs=blob(REFUSED), received=got(10.0)),
+        [world(blobs=blob(DOUBT), received=got(10.0)), world(blobs=blob(REFUSED))],
+    ),
+    (
+        "M-blob-1: was to live for 20 s, and ends at 19.500",
+        world(blobs=blob(KEPT, lives=20.0, answered_at=1.0, expires_at=19.5)),
+        [world(blobs=blob(KEPT, lives=20.0, answered_at=1.0, expires_at=21.0))],
+    ),
+    (
+        "M-blob-1: was to live for 20 s, and ends at 21.500",
+        world(blobs=blob(KEPT, lives=20.0, answered_at=1.0, expires_at=21.5)),
+        [],
+    ),
+    (
+        "M-blob-1: was left once, and is there 2 times",
+        world(blobs=blob(KEPT), received={"M-blob-1": got(10.0)["M-blob-1"] + TWIN}),
+        [world(blobs=blob(KEPT), received=got(10.0, 11.0))],
+    ),
+    (
+        "M-blob-1: went to device2",
+        world(blobs=blob(KEPT), received=got(10.0, device=1)),
+        [world(blobs=blob(KEPT), received=got(10.0))],
+    ),
+    (
+        "M-blob-1: its device got other bytes than were left",
+        world(blobs=blob(KEPT, envelope=b"one"), received=got(10.0, says=b"two")),
+        [world(blobs=blob(KEPT, envelope=b"one"), received=got(10.0, says=b"one"))],
+    ),
+    ("M-blob-1: nobody left it, and device1 got it", world(received=got(10.0)), []),
+    *(
+        (
+            "M-blob-1: came 10.000 s after its end",
+            world(blobs=ENDS, received=got(30.0), troubles=wrong),
+            [world(blobs=ENDS, received=got(20.5)), *excused],
+        )
+        for wrong, excused in (
+            ([], []),
+            (  # it was left when its node had lost sight of the database, or stood still, already
+                trouble("partition", 3.0, 31.0) + trouble("freeze", 3.0, 31.0),
+                [
+                    world(blobs=ENDS, received=got(30.0), troubles=each)
+                    for each in (
+                        [Trouble("partition", 5.5, 31.0, "n1", "db")],
+                        [Trouble("stall", 5.5, 29.5)],
+                        trouble("freeze", 5.5, 25.0) + trouble("freeze", 24.0, 31.0),
+                        [Trouble("partition", 3.0, 31.0, "n1", "device1")],
+                    )
+                ],
+            ),
+            ([Trouble("partition", 5.5, 31.0, "n1", "client1")], []),
+            ([Trouble("partition", 5.5, 31.0, "n2", "db")], []),
+            ([Trouble("partition", 5.5, 31.0, "n1", "device2")], []),
+            (trouble("freeze", 5.5, 28.5), []),
+            (trouble("freeze", 5.5, 31.0, "n2"), []),
+            (trouble("kill", 5.5, 31.0), []),
+        )
     ),
     (
         AGAIN,
@@ -904,6 +1275,66 @@ CASES: list[tuple[str, Seen, list[Seen]]] = [
         ],
     ),
     (AGAIN, world(**again(11.125), troubles=trouble("cut", 9.75, 9.75)), []),
+    (
+        "M-blob-1: came again after its device had learned that it is gone",
+        world(**again(30.0), heard={"M-blob-1": 12.0}, troubles=trouble("failover", 13.0, 20.0)),
+        [
+            world(**again(11.5), heard={"M-blob-1": 12.0}, troubles=trouble("kill", 11.0, 20.0)),
+            world(
+                **again(30.0), heard={"M-blob-1": 12.0},
+                troubles=[Trouble("failover", 13.0, 24.0, how="beside")],
+            ),
+        ],
+    ),
+    (
+        "M-blob-1: came again after its device had learned that it is gone",  # of the new primary
+        world(
+            **again(30.0), heard={"M-blob-1": 12.0},
+            troubles=[Trouble("failover", 13.0, 23.0, how="beside")],
+        ),
+        [],
+    ),
+    (
+        "M-blob-1: came after M-blob-2, and is not younger",
+        world(blobs=PAIR, **in_one_session("M-blob-2", "M-blob-1")),
+        [world(blobs=PAIR, **in_one_session("M-blob-1", "M-blob-2"))],
+    ),
+    (
+        "M-blob-2: was pushed after M-blob-1, and came before it",
+        world(blobs=PAIR, received=got(10.0, number=2) | got(10.0, marker="M-blob-2", number=1)),
+        [
+            world(blobs=PAIR, received=got(10.0) | got(10.0, marker="M-blob-2", number=2)),
+            world(
+                blobs={marker: replace(each, session=marker) for marker, each in PAIR.items()},
+                received=got(10.0, number=2) | got(10.0, marker="M-blob-2", number=1),
+            ),
+        ],
+    ),
+    (
+        "M-blob-1: expired, and its device was not told",
+        world(blobs=ENDS, visits=[Visit(0, "n1", 22.0, whole=True)]),
+        [
+            world(blobs=ENDS, visits=[Visit(0, "n1", 22.0, whole=True, missed=1)]),
+            world(blobs=ENDS, visits=[Visit(0, "n1", 20.5, whole=True)]),
+            world(blobs=ENDS, visits=[Visit(0, "n1", 22.0)]),
+            world(
+                blobs=ENDS, visits=[Visit(0, "n1", 22.0, 24.0, whole=True)],
+                troubles=trouble("kill", 23.0, 25.0),
+            ),
+            world(blobs=ENDS, visits=[Visit(0, "n1", 22.0, whole=True)], received=got(12.0)),
+        ],
+    ),
+    (
+        "device1: was told that 2 blobs have expired, and 1 were to",
+        world(blobs=ENDS, visits=[Visit(0, "n1", 22.0, missed=1), Visit(0, "n1", 32.0, missed=1)]),
+        [
+            world(
+                blobs=ENDS,
+                visits=[Visit(0, "n1", 22.0, 23.0, missed=1), Visit(0, "n1", 32.0, missed=1)],
+                troubles=trouble("kill", 22.5, 25.0),
+            ),
+        ],
+    ),
     # Webhooks
     (
         "M-in-1: arrived, and nobody was told",
@@ -1069,7 +1500,8 @@ def test_letters_have_a_budget(database: Any) -> None:
 
 def test_one_of_a_batch_may_have_waited(database: Any) -> None:
     """Of several activations that are taken together not all can have gone first by their age."""
-    database.put(*overtaken(made=101), token(3, 101), letter(when=110.0))
+    another = token(3, 101), letter(when=110.0, number=13), of_token(3, 13)
+    database.put(*overtaken(made=101), *another)
     assert judge.violations(database, History(), NOW, None) == [BEFORE, BEFORE]
 
 
@@ -1106,11 +1538,9 @@ def test_no_sentence_is_without_a_case() -> None:
     """Of what the module can say, all is said above."""
     provoked = [*(case[0] for case in CASES), BUDGET, VANISHED]
     unsaid = []
-    for node in [
-        node
-        for module in (judge, judge_mailboxes)
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-    ]:
+    modules = (judge, judge_devices, judge_letters, judge_mailboxes)
+    trees = [ast.parse(inspect.getsource(module)) for module in modules]
+    for node in (each for tree in trees for each in ast.walk(tree)):
         if not isinstance(node, ast.JoinedStr):
             continue
         words = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
@@ -1138,6 +1568,7 @@ LEFT: list[tuple[str, Row, list[Row]]] = [
       ("token_queue", {**TOKEN, "ready": False, "expires_at": EPOCH + 1001})]),
     ("blobs", ("device_inbox", {**SENT_BLOB, "expires_at": at(1001.0)}),
      [("device_inbox", {**SENT_BLOB, "expires_at": at(1000.0)})]),
+    ("inboxes", ("device_inboxes", {"recipient": bytes(32), "missed": 1, "told": 0}), []),
     ("webhooks", ("webhook_events", TOLD), [("webhook_events", {**TOLD, "given_up_at": at(1.0)})]),
     ("returns", ("returns", {"raw": b"."}), []),
     ("submitters to be told", ("outbound_notices", {"message_id": uuid4(), "action": "failed"}),

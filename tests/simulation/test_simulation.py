@@ -271,7 +271,7 @@ def test_the_database_fails_over_and_its_disk_fails(tmp_path: Path) -> None:
 
 
 AROUND = [
-    Fault(30.0, "peer", lasts=60.0),
+    Fault(30.0, "peer", lasts=110.0),
     Fault(40.0, "partition", "n1", 20.0, party="mx2"),
     Fault(60.0, "partition", "n2", 20.0, party="dns"),
     Fault(90.0, "partition", "n1", 30.0, party="hooks.example"),
