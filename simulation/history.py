@@ -268,7 +268,8 @@ class Suspension:
     until: float = inf
     """It may have ended."""
     ended: float = inf
-    """It was over for certain."""
+    """It was over for certain: never, if it began or ended by a call that was not answered, which
+    may be done at any later time."""
 
     def may_be(self, began: float, ended: float) -> bool:
         """Whether it may have been, at any time between two instants."""
