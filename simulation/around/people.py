@@ -81,10 +81,11 @@ async def _use(around: Around, one: Opened, host: str, *, looks: bool = False) -
         pass
     click.answered_at = world.now()
     around.history.clicks.append(click)
-    what = "link.looked_at" if looks else "token.answered"
-    world.tell(what, email=letter.recipient, action=letter.action, status=click.status)
+    told = {"email": letter.recipient, "action": letter.action, "status": click.status}
     if looks:
+        world.tell("link.looked_at", host=host, **told)
         return
+    world.tell("token.answered", host=host, **told)
     if click.status == 200 and isinstance(said, dict):
         click.said = said["action"], said["login"]
         one.used = True
