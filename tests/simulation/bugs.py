@@ -1162,5 +1162,54 @@ BUGS = (
         " OR a.status = 'suspended')\n"
         "                FOR NO KEY UPDATE OF a\n",
         ", while it was suspended",
+        days="0.003",
+    ),
+    Planted(
+        "a wait outlasts its mailbox",
+        "relay/http/feeds/following_mail.py",
+        "    return math.inf if expires_in is None else expires_in + _SLACK",
+        "    return math.inf if expires_in is None else expires_in + 60",
+        "outlasts it",
+        days="0.003",
+    ),
+    Planted(
+        "a wait shows the mail of a mailbox that is over",
+        "relay/mailboxes/arrivals.py",
+        """            ) e ON true
+            WHERE b.id = %(mailbox)s
+              AND {LIVE}
+            \"\"\",  # noqa: S608 - constants of ours only
+            {"step": 0,""",
+        """            ) e ON true
+            WHERE b.id = %(mailbox)s
+            \"\"\",  # noqa: S608 - constants of ours only
+            {"step": 0,""",
+        "a wait outlasts it",
+        days="0.003",
+    ),
+    Planted(
+        "a page of a list begins one too late",
+        "relay/mailboxes/messages.py",
+        "        return Page(items, _cursor(last.received_at, last.id))\n\n    async def whole_",
+        "        last, _ = entry_of(rows[limit])\n"
+        "        return Page(items, _cursor(last.received_at, last.id))\n\n    async def whole_",
+        "and a list does not show it",
+        days="0.006",
+    ),
+    Planted(
+        "a mailbox that was deleted is welcome at RCPT",
+        "relay/db/migrations/0021_lookups.sql",
+        "CASE WHEN b.is_active AND b.expires_at > clock_timestamp() THEN",
+        "CASE WHEN b.expires_at > clock_timestamp() THEN",
+        "which was over",
+        seed=2,
+    ),
+    Planted(
+        "mail that nobody has read is not deleted",
+        "relay/mailboxes/messages.py",
+        "              AND m.mailbox_id = b.id\n",
+        "              AND m.mailbox_id = b.id\n              AND m.is_read\n",
+        "is there, and was not found",
+        days="0.003",
     ),
 )
