@@ -384,6 +384,7 @@ class Network:
                 if pipe.doom.left <= len(data):
                     with contextlib.suppress(OSError):
                         target.send(data[: int(pipe.doom.left)])
+                    self._world.whisper("net.cut", link=sorted(link), silent=pipe.doom.silent)
                     pipe.doom.met.set()
                     self._end(pipe, silent=pipe.doom.silent)
                     continue
