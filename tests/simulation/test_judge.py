@@ -18,7 +18,7 @@ import psycopg
 import pytest
 import trio
 
-from simulation import judge, judge_devices, judge_letters, judge_mailboxes
+from simulation import judge
 from simulation.faults import BESIDE
 from simulation.history import (
     ACTIVATION,
@@ -42,6 +42,7 @@ from simulation.history import (
     Visit,
     Wish,
 )
+from simulation.judge import devices, inbound, letters, mailboxes, outbound, webhooks
 from simulation.keys import ANOTHER, OWN
 from simulation.network import Network
 from simulation.places import HOOKS, NOBODY
@@ -1538,7 +1539,7 @@ def test_no_sentence_is_without_a_case() -> None:
     """Of what the module can say, all is said above."""
     provoked = [*(case[0] for case in CASES), BUDGET, VANISHED]
     unsaid = []
-    modules = (judge, judge_devices, judge_letters, judge_mailboxes)
+    modules = (judge, devices, inbound, letters, mailboxes, outbound, webhooks)
     trees = [ast.parse(inspect.getsource(module)) for module in modules]
     for node in (each for tree in trees for each in ast.walk(tree)):
         if not isinstance(node, ast.JoinedStr):

@@ -14,6 +14,7 @@ from simulation.history import ACTIVATION, RECOVERY, Answer, Click, History, Let
 from simulation.places import LEASE
 from simulation.world import EPOCH
 
+_SUBJECTS = "Activate your account", "Recover your password"
 _LONG = 890.0  # seconds: tokens that are good for less may end before they are mailed
 _TAKING = 25.0  # seconds that may pass from when a token is taken until its letter is queued
 _IN_HAND = LEASE + 5.0  # seconds for which who has claimed a letter may be delivering it
@@ -262,3 +263,19 @@ def _of_the_old(history: History, *clicks: Click) -> bool:
         for trouble in history.troubles
         for each in clicks
     )
+
+
+def budget(database: Database, rate: float | None) -> list[str]:
+    """At no time had more letters gone out than the budget had paid for."""
+    if rate is None:
+        return []
+    rows = database.query(
+        "SELECT recipient, extract(epoch FROM created_at)::float8"
+        " FROM relay.outbound_messages WHERE subject IN (%s, %s) ORDER BY created_at, id",
+        list(_SUBJECTS),
+    )
+    return [
+        f"{recipient}: is letter {number}, and the budget paid for {paid:.1f} by then"
+        for number, (recipient, at) in enumerate(rows, 1)
+        if number > (paid := 1.0 + rate * (at - EPOCH + _MOMENT))
+    ][:1]
