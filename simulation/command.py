@@ -39,6 +39,7 @@ _MEMORY = "/dev/shm"  # noqa: S108 - mkdtemp makes a private directory in it
 _ROOM = 2 << 30  # bytes
 _BAR = 40
 _SAY_EVERY = 0.5  # real seconds
+_QUITS_WITHIN = 3.0  # real seconds
 _PREFIX = "relay-simulation-"
 """Of its directory's name; what follows is its process id."""
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -122,9 +123,15 @@ def _stop(directory: Path) -> NoReturn:
 
 def _take_away(directory: Path) -> None:
     """Remove a simulation's directory, and what serves in it."""
-    for pid in _serving(directory):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    # At once, but for the memory that they share, which SIGKILL would leave.
+    for sign in (signal.SIGCONT, signal.SIGQUIT, signal.SIGKILL):
+        for pid in _serving(directory):
+            with contextlib.suppress(OSError):
+                os.kill(pid, sign)
+        if sign == signal.SIGQUIT:
+            ends = time.monotonic() + _QUITS_WITHIN
+            while _serving(directory) and time.monotonic() < ends:
+                time.sleep(0.02)
     for place in directory.glob("postgres*"):
         room.leave(place)
     shutil.rmtree(directory, ignore_errors=True)
