@@ -1212,4 +1212,14 @@ BUGS = (
         "is there, and was not found",
         days="0.003",
     ),
+    Planted(
+        "a claim leaves the fence as it was",
+        "relay/db/migrations/0054_tls_optional.sql",
+        "        SET token = d.token + 1,\n            attempt = d.attempt + (NOT",
+        "        SET token = d.token,\n            attempt = d.attempt + (NOT",
+        "without excuse",
+        seed=4,
+        faults="freeze,peer",
+        days="0.02",
+    ),
 )
