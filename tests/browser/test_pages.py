@@ -450,7 +450,7 @@ def test_a_chart_that_has_just_begun_says_so(relay: RelayProcess, browse: Browse
 def test_a_key_sees_what_became_of_its_own_mail(
     relay: RelayProcess, browse: Browse, axe: str
 ) -> None:
-    """The charts of its queue are of that alone, and say so."""
+    """The charts of its queue are of that alone, as its name says."""
     with browse() as visit, relay.http() as api:
         made = {"owner": "charts", "scopes": ["send"]}
         token = api.post("/api/v1/keys", json=made).json()["token"]
@@ -483,7 +483,7 @@ def test_a_key_sees_what_became_of_its_own_mail(
         expect(page.locator(".plot")).to_have_count(2)
         page.get_by_role("button", name="1 hour").click()
         expect(page.locator(".plot").first).to_contain_text("at most 2.0/min")
-        expect(page.get_by_text("Of your own mail")).to_be_visible()
+        expect(page.get_by_role("heading", name="Your queue")).to_be_visible()
         visit.check("queue-day-of-a-key", axe)
         assert visit.errors == []
 

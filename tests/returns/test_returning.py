@@ -135,7 +135,7 @@ async def late_bounce(b: Bouncing) -> None:
     for _ in range(2):
         assert await b.comes_back(failed(to), path) == {}
     entry = await b.becomes(message_id, "bounced")
-    assert entry["error"].startswith("5.1.1")
+    assert entry["error"].startswith("550 5.1.1")
     assert to not in entry["error"]
     await b.read()
     assert await b.suppressed() == {to: "bounced"}

@@ -140,14 +140,14 @@ def removed(
         ),
     )
     async def delete(call: Call, entry: str) -> Response:
-        owner = meant(call)
+        owner, may_be = meant(call), True
         try:
             wanted = column.entry(entry)
             done = await api.committed(lambda: remove(owner, wanted))
         except (ValueError, MalformedMessage):
-            done = False
+            done = may_be = False  # no entry is named so
         if not done:
-            if instead is not None and (why := await instead(owner, entry)) is not None:
+            if may_be and instead is not None and (why := await instead(owner, entry)) is not None:
                 raise why
             raise Problem(404, case, f"{missing[0].upper()}{missing[1:]}.")
         return no_content()

@@ -503,7 +503,7 @@ async def test_what_ses_reports_becomes_the_truth_once(sent: Sent):
         assert await sent.tell(path, gone) == (200, "ignored")
     entry = await sent.house.client.get(f"/api/v1/outbound/{message_id}", headers=sent.house.admin)
     assert entry.json()["status"] == "bounced"
-    assert entry.json()["error"].startswith("5.1.1 smtp; 550")
+    assert entry.json()["error"].startswith("smtp; 550 5.1.1")
     assert said.ADA not in entry.json()["error"]
     assert await sent.suppressed() == {said.ADA: "bounced"}
     assert await sent.told() == ["message.delayed", "message.bounced"]

@@ -270,9 +270,11 @@ async def test_what_is_away_for_longer_than_the_lifetime_has_failed_then(pool):
         retry_unit=0.002,
         mx_lifetime=lifetime.total_seconds(),
     ) as w:
-        now = datetime.now(UTC)
-        for due in (now, now + lifetime):
-            (one,) = await put(pool, "a@shop.example", send_at=due)
+        for send_at in (None, datetime.now(UTC) + 2 * lifetime):
+            (one,) = await put(pool, "a@shop.example", send_at=send_at)
+            due = await pool.fetch_value(
+                "SELECT run_at FROM relay.outbound_due WHERE id = %s", (one.id,)
+            )
             w.outbound.wake()
             row = await w.outbound.becomes(one.id, "failed")
             assert row[3] == "451 4.2.1 later"

@@ -321,7 +321,8 @@ async def test_since_when_a_message_is_due_outlasts_all_but_a_retry_by_hand(any_
     its time."""
     at = datetime.now(UTC) - timedelta(hours=3)
     node, admin = Node(any_pool, max_losses=9), QueueAdmin(any_pool)
-    (queued,) = await put(any_pool, "a@x.example", send_at=at)
+    (queued,) = await put(any_pool, "a@x.example")
+    await any_pool.execute("UPDATE relay.outbound_due SET first_due_at = %s, run_at = %s", (at, at))
     due = "UPDATE relay.outbound_due SET run_at = now() - interval '1 minute'"
     for cause in (Cause.RELEASED, Cause.DEFERRED, None, Cause.DEFERRED):
         (message,) = await node.claim()

@@ -318,16 +318,17 @@ async def test_until_when_what_waits_is_tried(node: Node):
     pool, hour = node.pool, timedelta(hours=1)
     await pool.execute(FROM_THE_START)
     due, now = datetime.now(UTC) - 2 * hour, datetime.now(UTC)
+    since = "UPDATE relay.outbound_due SET first_due_at = %s, run_at = %s WHERE id = %s"
     for name, not_after in {"soon": now + hour, "late": now + 9 * hour, "none": None}.items():
-        (one,) = await submit(pool, f"{name}@y.example", send_at=due, not_after=not_after)
-        await age(pool, one.id, 2.0)
+        (one,) = await submit(pool, f"{name}@y.example", not_after=not_after)
+        await pool.execute(since, (due, due, await age(pool, one.id, 2.0)))
     await ends(node, Cause.DEFERRED, delay=60.0)
     await pool.execute(
         "INSERT INTO relay.senders (address, upstream) VALUES (%s, 'smtps://up.example:465')",
         ("other@x.example",),
     )
-    (one,) = await submit(pool, "up@y.example", sender="other@x.example", send_at=due)
-    await age(pool, one.id, 2.0)
+    (one,) = await submit(pool, "up@y.example", sender="other@x.example")
+    await pool.execute(since, (due, due, await age(pool, one.id, 2.0)))
     await ends(node, Cause.DEFERRED, delay=60.0)
     teller = notices(pool, mx_lifetime=5 * 3600.0, direct=True)
     await teller.watch()
