@@ -14,9 +14,10 @@ Promises:
 - A commit in doubt (its answer was lost, its wait for a standby cut short) is looked up by id on
   a fresh connection, together with a commit of the look's own: what is only visible is no 250.
 - A mailbox that holds what its plan allows takes no more.  For small mail by SMTP RCPT alone checks
-  that, so a quota is passed by the small messages that sessions had in hand, and no more; for large
-  mail, and what came another way, it is checked here too, just before the commit.  A message with a
-  mailbox that it does not fit is refused whole: nobody who was accepted goes without.
+  that, so a quota is passed by the small messages that sessions had in hand; for large mail, and
+  what came another way, it is checked here too, just before the commit, so of those only what is
+  stored at the same moment passes it.  A message with a mailbox that it does not fit is refused
+  whole: nobody who was accepted goes without.
 - A few small messages are shown to the summariser while their commit is under way: what it parses
   meanwhile is readable a moment after the 250, where each step for itself would take its turn
   behind everybody else's.  Where it cannot be told, it is woken after the commit.
