@@ -1,7 +1,7 @@
 """How an actor that works now and then waits: until a time, a message, or the drain.
 
-For actors whose messages are hints (ticker, reaper, summariser).  A hint is done as soon as it is
-read: what it points at is in the database, and the next sweep finds it anyway.
+For actors whose messages lose nothing if they are lost, as most are hints: what they point at is in
+the database, and the next sweep finds it anyway.  So a message is done as soon as it is read.
 """
 
 from __future__ import annotations
