@@ -34,33 +34,9 @@ def sent(database: Database, history: History) -> list[str]:
         states[f"{subject}/{recipient}"].append(_SUPPRESSED if is_so else status)
     found += [f"{id_}: is in the queue {n} times" for id_, n in ids.items() if n > 1]
     # What was lost too often is set aside for somebody to look at: leases, not deliveries.
-    lost = {
-        f"{subject}/{recipient}"
-        for subject, recipient in database.query(
-            """
-            SELECT o.subject, o.recipient
-            FROM relay.outbound_messages o
-            JOIN relay.outbound_tries t ON t.message_id = o.id
-            WHERE o.status = 'held'
-              AND t.outcome = 'lost'
-            """
-        )
-    }
+    lost = _held(database, "t.outcome = 'lost'")
     # Nobody knew, behind the dot, whether it was taken, and it is held for that.
-    doubtful = {
-        f"{subject}/{recipient}"
-        for subject, recipient in database.query(
-            """
-            SELECT o.subject, o.recipient
-            FROM relay.outbound_messages o
-            JOIN relay.outbound_tries t ON t.message_id = o.id
-            WHERE o.status = 'held'
-              AND t.outcome = 'held'
-              AND t.phase = 'dot'
-              AND t.code IS NULL
-            """
-        )
-    }
+    doubtful = _held(database, "t.outcome = 'held' AND t.phase = 'dot' AND t.code IS NULL")
     holds = {marker for marker, wish in history.wishes.items() if wish.holds}
     copies: dict[str, list[Copy]] = defaultdict(list)
     for copy in history.copies:
@@ -106,6 +82,20 @@ def sent(database: Database, history: History) -> list[str]:
                     f"by {two.node}, without excuse"
                 )
     return found
+
+
+def _held(database: Database, after: str) -> set[str]:
+    """Return what is held after such a try."""
+    rows = database.query(
+        f"""
+        SELECT o.subject, o.recipient
+        FROM relay.outbound_messages o
+        JOIN relay.outbound_tries t ON t.message_id = o.id
+        WHERE o.status = 'held'
+          AND {after}
+        """  # noqa: S608 - ours
+    )
+    return {f"{subject}/{recipient}" for subject, recipient in rows}
 
 
 def wishes(history: History) -> list[str]:

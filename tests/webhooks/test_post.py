@@ -222,4 +222,5 @@ async def test_who_reads_many_small_pieces_lets_others_go_on():
         body = await body_of(httpx.Response(200, stream=Pieces()), MOST_PIECES)
         nursery.cancel_scope.cancel()
     assert body == b"a" * MOST_PIECES
-    assert turns >= MOST_PIECES // 64 // 2
+    # Of the first and the last turn it is Trio's throw who has it.
+    assert turns >= MOST_PIECES // 64 - 2
